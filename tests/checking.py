@@ -36,7 +36,7 @@ from nsabench.worker.timing.timer import CpuTimer
 from tests.runs import Made, log_of, make_plan
 
 STRIDE = 7919  # between the seeds of two sets
-PATIENCE_S = 60.0  # What a diagnosis finds must not depend on how busy the machine is.
+PATIENCE_S = 60.0  # A diagnosis must not depend on how busy the machine is.
 
 
 class Desk:

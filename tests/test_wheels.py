@@ -64,7 +64,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         else:
             shutil.copy(source, copy / name)
     for folder in (copy, copy / "kernels"):
-        # What pyproject.toml asks of a builder is here: nothing is downloaded.
+        # The builders of pyproject.toml are installed here, so nothing is downloaded.
         python("-m", "build", "--wheel", "--no-isolation", "--outdir", out, folder, where=copy)
     return {path.name.split("-")[0]: path for path in out.glob("*.whl")}
 

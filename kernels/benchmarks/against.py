@@ -1,11 +1,14 @@
 """Are the kernels of this checkout as fast as those of another one? Both in one process, in turn.
 
 python kernels/benchmarks/against.py OTHER, where OTHER is the folder ``nsa_kernels`` of another
-checkout (``git worktree add ../older COMMIT``). For each call: whether the results are the same
-bits, the ratio of device times (other over this, L2 flushed, the launch gap hidden, 95 % interval),
-and the ratio of host times (how long a call holds the CPU while the device is busy). Times in
-microseconds. The exit code is 1 when a device time is over 2 % longer than the other's, or results
-differ.
+checkout (``git worktree add ../older COMMIT``). For each call it prints:
+
+- whether the results are the same bits;
+- the ratio of device times, other over this, with a 95 % interval (L2 flushed, launch gap hidden);
+- the ratio of host times: how long a call holds the CPU while the device is busy.
+
+Times are in microseconds. The exit code is 1 if a device time is over 2 % longer than the other's,
+or if results differ.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ Make = Callable[[ModuleType], Call]
 
 
 def load_other(folder: Path) -> ModuleType:
-    """The other package under a name of its own; its operators are renamed as well."""
+    """Import the other package, and its operators, under a name of its own."""
     root = Path(tempfile.mkdtemp())
     shutil.copytree(folder, root / OTHER, ignore=shutil.ignore_patterns("__pycache__"))
     for file in (root / OTHER).rglob("*.py"):

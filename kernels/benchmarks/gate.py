@@ -1,4 +1,4 @@
-"""What the choice of ``selection_attention`` costs on top of the launcher, in microseconds.
+"""Measure what ``selection_attention`` adds to the time of its launcher, in microseconds.
 
 python kernels/benchmarks/gate.py: times ``choose`` and the counter; on a CUDA machine
 also whole calls of the gate and of the launcher, alternating.

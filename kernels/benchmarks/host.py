@@ -82,7 +82,7 @@ def growing(s: int) -> Call:
 
 
 def calls() -> Iterator[tuple[str, Callable[[], Call]]]:
-    """Name and maker of each call; SDPA before what it stands beside."""
+    """Yield the name and the maker of each call. SDPA comes before its competitors."""
     n = nsa_kernels
     yield "SDPA, rows 256,4,64,256", partial(dense_rows, 256, 4, 64, 256)
     yield "rows 256,4,64,256", lambda: rows(256, 4, 64, 256)(n)

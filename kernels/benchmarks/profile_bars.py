@@ -1,10 +1,12 @@
-"""One call of each kernel whose bar was missed, and of cuDNN's on the same inputs, for ncu.
+"""Call each kernel that missed its target, and cuDNN's on the same inputs, once.
 
-ncu --clock-control none --profile-from-start off --nvtx --csv --page raw --metrics
-gpu__time_duration.sum,dram__bytes_read.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,
-lts__throughput.avg.pct_of_peak_sustained_elapsed,lts__t_sector_op_read_hit_rate.pct,
-smsp__cycles_active.avg,sm__cycles_elapsed.max,launch__waves_per_multiprocessor,
-launch__registers_per_thread python kernels/benchmarks/profile_bars.py
+Run it under ncu:
+
+    ncu --clock-control none --profile-from-start off --nvtx --csv --page raw --metrics
+    gpu__time_duration.sum,dram__bytes_read.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,
+    lts__throughput.avg.pct_of_peak_sustained_elapsed,lts__t_sector_op_read_hit_rate.pct,
+    smsp__cycles_active.avg,sm__cycles_elapsed.max,launch__waves_per_multiprocessor,
+    launch__registers_per_thread python kernels/benchmarks/profile_bars.py
 """
 
 from __future__ import annotations

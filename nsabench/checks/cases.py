@@ -49,7 +49,9 @@ def best_baseline(
     """Return the fastest baseline of a case that is `ok` and within tolerance, or None.
 
     beside: only baselines of this record's attempt; those from its own package count only if all
-    are. alongside: also baselines that run only for a control. regime: by default of the samples.
+    are.
+    alongside: also baselines that run only for a control.
+    regime: by default of the samples.
     """
     valid = [
         r

@@ -2,9 +2,12 @@
 
 The worker has checked the form of the result (`worker/calls.py`), and the checker has measured
 its errors (`checker/compare.py`). Three errors are limited:
-the mean absolute error by the tolerance of the case, the relative L2 error by what the format
-resolves (`resolution`), and the L2 error of the worst row by a multiple of that (`row_ratio`).
-The checker rejects a call by the first, and the result of a probe by the second.
+
+- the mean absolute error, by the tolerance of the case;
+- the relative L2 error, by what the format resolves (`resolution`);
+- the L2 error of the worst row, by a multiple of `resolution` (`row_ratio`).
+
+The checker rejects a call by the first limit, and the result of a probe by the second.
 """
 
 from __future__ import annotations

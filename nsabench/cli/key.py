@@ -50,7 +50,7 @@ def generate(out: Path) -> None:
     public = keys.generate(out, passphrase)
     click.echo(f"keyid   {keys.keyid_of(public)}")
     click.echo(f"private {out}: name it in {KEY_FILE} where runs are made")
-    click.echo(f"public  {keys.public_path(out)}: for everyone who verifies them, with --key")
+    click.echo(f"public  {keys.public_path(out)}: give it to readers, for `verify --key`")
 
 
 @command.command("show")

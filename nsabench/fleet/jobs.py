@@ -72,7 +72,7 @@ def slurm(
 
 @dataclass(frozen=True)
 class Pods:
-    """What a cluster needs of the pods. ttl_s: seconds after which an ended Job is deleted."""
+    """The pods of a cluster. ttl_s: seconds after which an ended Job is deleted."""
 
     image: str
     claim: str  # a PersistentVolumeClaim that all pods mount

@@ -1,7 +1,7 @@
 """The limits of GPUs by their data sheets. Tensor rates are dense, with the faster accumulator.
 
-Sources are NVIDIA's data sheets of each GPU and these architecture whitepapers: GA102 (RTX 3090,
-A10), A100, Ada (RTX 4090, L4, L40S), H100 (H100, H200), RTX Blackwell (RTX 5090), Blackwell
+Sources are NVIDIA's data sheets of each GPU and its architecture whitepapers. These are GA102 (RTX
+3090, A10), A100, Ada (RTX 4090, L4, L40S), H100 (H100, H200), RTX Blackwell (RTX 5090), Blackwell
 (B200). For the H200 and the B200, the L2 is what the device reports.
 """
 

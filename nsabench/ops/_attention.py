@@ -59,8 +59,9 @@ class HeadsShape(AttentionShape):
 class AttentionPart:
     """Some queries of an op, and the keys that they see.
 
-    queries: an index of q, of the gates and of the output. keys: an index of k and v. attend:
-    computes the output from float64 parts of q, k, v and the gates.
+    queries: an index of q, of the gates and of the output.
+    keys: an index of k and v.
+    attend: computes the output from float64 parts of q, k, v and the gates.
     """
 
     queries: Any
@@ -210,8 +211,9 @@ def draw_qkv(
 ) -> dict[str, Tensor]:
     """Draw q [*queries, D], k [*keys, D] and v [*keys, Dv]: normal, unless in one of `VALUES`.
 
-    large_logits: scaled logits of about +-1e4. one_hot: every element of a query is +-16, so that
-    nearly all weight is on few keys. negative_zero: half of all elements of q and k are -0.0.
+    large_logits: scaled logits of about +-1e4.
+    one_hot: every element of a query is +-16, so that nearly all weight is on few keys.
+    negative_zero: half of all elements of q and k are -0.0.
     """
     q, k = normal(*queries, shape.D), normal(*keys, shape.D)
     if distribution == "large_logits":

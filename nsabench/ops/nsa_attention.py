@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SIZES = ("block", "stride", "block_size", "n_selected", "window")
 TRIES = 64  # to draw queries whose selection rounding does not decide
-# What is gathered for some queries, and their weights: a quarter of a GiB in float64.
+# Limits what is gathered for some queries, and their weights, to a quarter of a GiB in float64.
 CHUNK_ELEMENTS = 1 << 25
 # The share that the keys of a stride, and the queries of a group, have in common. As in a model,
 # neighbours are alike, so that their mean says something about them.

@@ -136,7 +136,7 @@ def _draw_rows(
     - disjoint: equal spans with gaps, sorted. unsorted: disjoint spans in any order.
     - touching: each begins where the last one ends.
     - overlapping: every other span covers half of the next one.
-    - mixed: a row uses some of its spans, of very unequal lengths. The others are empty.
+    - mixed: a row uses some of its spans, of very unequal lengths; the rest is empty.
     - out_of_bounds: the first span begins before key 0, and the last ends behind the last key.
     - reversed: every other span has its ends swapped and is empty.
     - empty_rows: a quarter of the rows selects nothing. all_empty: no row selects a key.

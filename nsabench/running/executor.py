@@ -37,7 +37,7 @@ class Executor:
         self._checker = checker
         self._plan = plan
         self._entropy = plan.entropy or token_hex(16)  # the secret that seeds are made from
-        # Of first calls made ahead, by case id and implementation.
+        # Times of first calls made ahead, by case id and implementation.
         self.compiled_s: Mapping[tuple[str, str], float] = {}
         self._probed: set[tuple[Hashable, str]] = set()  # right on probes, by series and name
 

@@ -149,10 +149,9 @@ class NSAttention(nn.Module):
         values are never read on the host.
 
         Raises:
-            ValueError: a cache of another block or stride, an x for a filled one, or a weight of
-                the projections, that requires a gradient, packed sequences for a cache or with
-                another compression than the mean. After any error the cache holds what it held
-                before.
+            ValueError: the cache has another block or stride. It is filled, and x or a weight of
+                the projections requires a gradient. Packed sequences come with a cache, or with
+                another compression than the mean. The cache is unchanged after an error.
         """
         require(
             cu_seqlens is None or cache is None,

@@ -1,7 +1,7 @@
 """NSA attention in plain PyTorch, branch by branch.
 
-``naive_nsa`` is equation 5 of arXiv 2502.11089 on the formulas of the families; ``dense`` is causal
-attention, what NSA is when its selection covers everything and is the only branch that counts.
+``naive_nsa`` is equation 5 of arXiv 2502.11089 on the formulas of the families. ``dense`` is causal
+attention. NSA equals it if the selection covers everything and only its gate is not 0.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ MANY_KEYS = 1024
 def value_columns(d: int, dv: int, itemsize: int) -> int:
     """Columns of a tile of values in the forward pass, ``dv`` and some that are masked.
 
-    As many bytes a row as keys have, up to 128: with fewer, both are laid out differently in shared
-    memory, and where neither can be copied there asynchronously (rows that begin at odd addresses),
-    ptxas 12.8 makes the address of the values from a register that it has not written.
+    A row has as many bytes as a row of keys, up to 128. With fewer, keys and values have different
+    layouts in shared memory. If neither can be copied asynchronously, because rows begin at odd
+    addresses, ptxas 12.8 makes the address of the values from a register that it has not written.
     """
     columns = next_power_of_2(dv)
     return max(columns, min(next_power_of_2(d), 64)) if itemsize == 2 else columns

@@ -22,8 +22,10 @@ kernel are spread more evenly."""
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
-    """Whether these are attended to by the kernel for Hopper: q [B,T,HQ,D], k and v [B,N,H,D] of 16
-    bits, D = 128, the heads of a token in a row, no packed sequences, and enough of them."""
+    """Return whether the kernel for Hopper takes these: enough q [B,T,HQ,D], k and v [B,N,H,D].
+
+    They have 16 bits, D = 128, the heads of a token in a row, and no packed sequences.
+    """
     return (
         runs_gluon(q.device)
         and q.dtype in (torch.float16, torch.bfloat16)

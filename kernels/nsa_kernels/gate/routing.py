@@ -33,14 +33,16 @@ def count_fallback(reason: str, regime: str, error: BaseException | None = None)
 
 
 def routing_report() -> dict[str, Any]:
-    """How many calls of ``selection_attention`` the kernel served, and why others did not.
+    """Count the calls of ``selection_attention`` that the kernel served, and the fallbacks.
 
     Returns:
-        ``kernel``: calls served by the kernel; ``fallback``: calls served by packed SDPA;
-        ``reasons``: {reason: calls}; ``texts``: {reason: sentence}; ``errors``: the last error of
-        a reason; ``regimes``: {regime: calls by ``kernel`` and ``fallback``}, with the keys of
-        ``REGIMES`` that there were: ``queue`` from Python, ``device`` compiled by torch.compile,
-        ``graph`` captured. Calls inside a CUDA graph count once, when captured. A call compiled by
+        - ``kernel``: calls served by the kernel; ``fallback``: calls served by packed SDPA;
+        - ``reasons``: {reason: calls}; ``texts``: {reason: sentence};
+        - ``errors``: the last error of a reason;
+        - ``regimes``: {regime: calls by ``kernel`` and ``fallback``}. The regime is ``queue`` from
+          Python, ``device`` compiled by torch.compile, and ``graph`` captured.
+
+        Calls inside a CUDA graph count once, when captured. A call compiled by
         torch.compile counts each time it runs, but one that needs a gradient is not counted there.
     """
     return {

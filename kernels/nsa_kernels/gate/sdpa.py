@@ -121,8 +121,8 @@ def _attend(
     """Rows of h queries over ``width`` packed keys ``index``; mask: [rows, width] of them."""
     (rows, width), (h, d), dv = size, q.shape[3:], v.shape[3]
     out = scaled_dot_product_attention(
-        # A backward makes its weights again from logits and log-sum-exp, both float32: of large
-        # values they differ by so much that a weight is infinite, and times a gradient of 0 NaN.
+        # A backward makes its weights again from logits and log-sum-exp, both float32. For large
+        # values they differ so much that a weight is infinite, and NaN times a gradient of 0.
         q.reshape(rows, h, d).masked_fill(empty.unsqueeze(-1), 0.0).unsqueeze(1),
         _take(k.reshape(-1, d), index).view(rows, 1, width, d),
         _take(v.reshape(-1, dv), index).view(rows, 1, width, dv),
@@ -133,8 +133,10 @@ def _attend(
 
 
 def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows ``index`` of x, out of a float32 copy if a gradient is needed: torch adds up the
-    gradients of a row in the dtype that it was taken in, which loses per cents in bfloat16."""
+    """Return rows ``index`` of x, from a float32 copy if a gradient is needed.
+
+    torch adds up the gradients of a row in its dtype, which loses per cents in bfloat16.
+    """
     if torch.is_grad_enabled() and x.requires_grad and x.element_size() < 4:
         return x.float().index_select(0, index).to(x.dtype)
     return x.index_select(0, index)

@@ -69,8 +69,8 @@ def parallel_nsa(
             twice is taken as that one.
 
     Returns:
-        [B, T, HQ, Dv] in q's dtype. Other than fla-core's: a block that is given twice counts once,
-        a query without blocks gets 0, and a number of blocks is not rounded up to a power of two.
+        [B, T, HQ, Dv] in q's dtype. Unlike in fla-core, a repeated block counts once, a query
+        without blocks gets 0, and the number of blocks is not rounded up to a power of two.
 
     Raises:
         TypeError: unsupported or mixed dtypes.

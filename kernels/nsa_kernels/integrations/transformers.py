@@ -91,7 +91,7 @@ KEYS = tuple(field.name for field in fields(Settings))
 
 
 def settings_of(config: Any) -> Settings:
-    """What ``config.nsa`` says, the defaults where it is absent.
+    """Read the settings in ``config.nsa``; what is absent gets its default.
 
     Raises:
         ValueError: keys that are not ``Settings``', or gates or ``learned`` of another kind.

@@ -47,8 +47,11 @@ _TAKES_ANY_ALIGNMENT = "do_not_specialize_on_alignment" in inspect.signature(tri
 
 
 def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
-    """What ``triton.jit`` takes so that it compiles once for pointers of whatever alignment, if
-    Triton can. For what is read one number at a time, where alignment gains nothing."""
+    """Return options with which ``triton.jit`` compiles once for pointers of any alignment.
+
+    They are empty if Triton has no such option. Use them for what is read one number at a time,
+    where alignment gains nothing.
+    """
     return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
 
 

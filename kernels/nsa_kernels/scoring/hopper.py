@@ -32,9 +32,11 @@ LEAST_KEYS = PARTS
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
-    """Whether the blocks of these are scored by the kernel for Hopper: q [B,T,HQ,D] and k
-    [B,N,H,D] of 16 bits, D = 128, an even group, the heads of a token in a row, blocks as in the
-    paper, no packed sequences, and enough of them."""
+    """Return whether the kernel for Hopper scores the blocks: enough q [B,T,HQ,D], k [B,N,H,D].
+
+    They have 16 bits, D = 128, an even group, the heads of a token in a row, blocks as in the
+    paper, and no packed sequences.
+    """
     t, hq = q.shape[1:3]
     n, h = k.shape[1:3]
     return (

@@ -80,8 +80,10 @@ def diagnose_gradient(
 ) -> Diagnosis:
     """Return the known mistake that explains a wrong gradient, or else where it is off.
 
-    grad_out: the gradient of the output, up to a factor. name: such as `dq`. right: the expected
-    gradient. previous: what the call before should have returned, if it had other inputs.
+    grad_out: the gradient of the output, up to a factor.
+    name: such as `dq`.
+    right: the expected gradient.
+    previous: what the call before should have returned, if it had other inputs.
     """
     got, right = search.blank_left_out(op, got, right)
     if previous is not None:

@@ -62,7 +62,7 @@ class Seen:
         return key in self._lines
 
     def get(self, key: str) -> ArchivedRun | None:
-        with suppress(ValueError):  # somebody changed the file
+        with suppress(ValueError):  # a person changed the file
             return ArchivedRun.model_validate_json(self._lines.get(key, "").partition(" ")[2])
         return None
 

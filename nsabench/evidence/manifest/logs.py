@@ -31,7 +31,7 @@ class Logged:
     cases: int
     described: Described
     origin: LogOrigin
-    shards: tuple[ShardSigned, ...] = ()  # who signed each of them
+    shards: tuple[ShardSigned, ...] = ()  # the signer of each
 
 
 def check_log(folder: Path, plan: Plan) -> Logged:

@@ -80,7 +80,7 @@ def brief_plan(plan: Plan) -> PlanBrief:
 
 
 def brief_shards(folder: Path, plan: Plan) -> tuple[ShardSigned, ...]:
-    """Return who signed each shard. Raises `VerificationFailed` if a manifest is broken."""
+    """Return the signer of each shard. Raises `VerificationFailed` if a manifest is broken."""
     shards = (RunFolder(folder).shard(run_id).path for run_id in plan.shards)
     return tuple(signed(read_envelope(shard))[0].predicate.as_shard for shard in shards)
 

@@ -398,7 +398,7 @@ def test_a_host_whose_gpu_cannot_be_used_is_not_measured_on_its_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was, with exit code 0. Asking for the CPU still measures there."""
-    monkeypatch.setattr("nsabench.machine.environment.nvml.Device.all", list)
+    monkeypatch.setattr("nsabench.machine.environment.nvml.Device.list_all", list)
     driver = Driver()
     monkeypatch.setattr("nsabench.running.planner.read_driver", lambda: driver)
     assert choose_device("auto") == "cpu"

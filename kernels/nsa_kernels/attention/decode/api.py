@@ -98,9 +98,9 @@ def decode_step(
             than S count as S: of k_cmp no more is read than S tokens complete. None: all entries
             have S tokens and Nc compressed keys.
         block_table: int32 [B, n], with ``cache_seqlens``: the cache of keys and values is paged.
-            k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides, and the
-            tokens i * page up to (i + 1) * page of an entry are in page block_table[entry, i]. S is
-            then n * page. The table is not read behind the tokens of an entry. Keys of a page below
+            k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides. Tokens
+            i * page up to (i + 1) * page of an entry are in page block_table[entry, i]. S is then
+            n * page. The table is not read behind the tokens of an entry. Keys of a page below
             0, or not in the pool, are not attended to. Compressed keys are not paged.
         n_selected: selected blocks of ``block_size`` tokens: the first, the last two, and the
             highest scores.

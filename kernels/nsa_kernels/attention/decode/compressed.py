@@ -46,8 +46,8 @@ def launch_compressed(
     """Shares of each row, q [N, H, D] over k [N, L, D], v [N, L, Dv], and logits.
 
     With ``lengths`` the rows of an entry see the keys that its tokens complete, at most L, and the
-    shares have a table. Logits are fp32 [N, H, L or up to LINE - 1 more]. Those behind a row's keys
-    are undefined, and without ``with_logits`` all are.
+    shares have a table. Logits are fp32 [N, H, L or up to LINE - 1 more]. Logits behind
+    a row's keys are undefined. Without ``with_logits`` all are.
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]

@@ -209,8 +209,10 @@ def compress_backward_kernel(
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Program (TOKENS tokens, head of dk and then of dv, batch): dk [B,T,H,D] and dv, of the
-    gradients of k_cmp [B,N,H,D], whose strides are k_*, and of v_cmp; 0 of tokens in no sequence.
+    """Program (TOKENS tokens, head of dk and then of dv, batch): dk [B,T,H,D] and dv.
+
+    They follow from the gradients of v_cmp and of k_cmp [B,N,H,D], whose strides are k_*. Tokens in
+    no sequence get 0.
     """
     batch = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)

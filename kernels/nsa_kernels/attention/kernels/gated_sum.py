@@ -86,9 +86,11 @@ def gates_backward_kernel(
     BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (ROWS rows): gradients of gates [R,3], R = B * T * HQ, and for the backward of each
-    branch its gate and the gate's gradient, fp32: [B,HQ,T] of compressed keys and window, [R] of
-    blocks. The gradients of the branches are not written: each is a factor times the sum's.
+    """Program (ROWS rows): gradients of gates [R,3], R = B * T * HQ.
+
+    For its backward, each branch gets its gate and the gate's gradient, fp32: [B,HQ,T] for
+    compressed keys and window, [R] for blocks. The gradients of the branches are not written: each
+    is a factor times the gradient of the sum.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows

@@ -223,8 +223,9 @@ def band_dkv_kernel(
 ):
     """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV]. GATED: as dq's.
 
-    The walk over the heads of the group and, for each, the queries that see a key of the tile is
-    cut into ``shares``; each leaves its sums ``share_stride`` elements behind the last one's.
+    A walk goes over the heads of the group and, for each, over the queries that see a key of the
+    tile. It is cut into ``shares``. Each share stores its sums ``share_stride`` elements behind
+    those before.
     """
     first = tl.program_id(0) * BLOCK_N
     kv_head = tl.program_id(1)

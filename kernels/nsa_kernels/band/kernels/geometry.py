@@ -98,9 +98,10 @@ def band_tables_kernel(
     STEPS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (TILE queries and TILE keys): query t sees keys lo[t] up to hi[t], [T]; key j is
-    seen by no other queries than begin[j] up to end[j], [N]. Tokens behind the last sequence see
-    nothing and are not seen.
+    """Program (TILE queries and TILE keys): lo and hi [T] for queries, begin and end [N] for keys.
+
+    Query t sees keys lo[t] up to hi[t]. Only queries begin[j] up to end[j] may see key j. Tokens
+    behind the last sequence see nothing and are not seen.
 
     None of the four decreases. Values of cu_keys are clamped to [0, N], as all that is written is.
     """

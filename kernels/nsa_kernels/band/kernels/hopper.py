@@ -1,10 +1,10 @@
 """The forward kernel of attention under a band for Hopper, in Gluon.
 
-Warps share the work: one copies, by TMA, the queries of a piece of work and tile after tile of its
-keys and values into shared memory; two groups of four each attend for 64 of the queries. A group
-asks the tensor cores for the logits of a tile and for the values of the tile before it, and takes
-the softmax while the latter are worked on. The warps synchronise by two barriers in shared memory
-for each slot: ``ready`` says that it is filled, ``empty`` that it may be filled again.
+Warps share the work. One copies, by TMA, the queries of a piece of work and tile after tile of its
+keys and values into shared memory. Two groups of four warps each attend for 64 of the queries. A
+group starts the logits of a tile and the output of the tile before on the tensor cores, and takes
+the softmax while the latter runs. The warps synchronise by two barriers in shared memory for each
+slot: ``ready`` says that it is filled, ``empty`` that it may be filled again.
 
 Logits live in the log2 domain. Tiles of keys are counted from the first key.
 """

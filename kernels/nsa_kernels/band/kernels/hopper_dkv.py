@@ -1,9 +1,9 @@
 """dK and dV of attention under a band for Hopper, in Gluon: one of the branches of a gated sum.
 
 Warps share the work as in the forward (`hopper.py`). Two groups of four warps each keep the sums of
-64 keys. The warp that copies walks over the queries that see some of the 128: in tiles of 64, of
-all heads of the group, with their gradients by TMA and what there is of each row by itself. A group
-does no work on the tiles that see none of its own keys.
+64 keys. The copying warp walks over the queries that see some of the 128 keys, in tiles of 64, for
+all heads of the group. It copies queries and gradients by TMA, and the numbers of each row without.
+A group skips the tiles that see none of its own keys.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def walk_of(
 ):
     """Return which keys, queries and steps this program works on.
 
-    These are: the first key, the key head, the share, the first query that sees some key, the
-    number of tiles of such queries, and the share's first step and end.
+    First come the first key, the key head and the share. Then follow the first query that sees some
+    key, the number of tiles of such queries, and the first step and the end of the share.
 
     A step is head ``step % GROUP`` of the group and tile ``step // GROUP``. Tiles begin with the
     last queries, so programs that run at the same time walk over about the same queries. The first
@@ -348,9 +348,11 @@ def band_hopper_dkv_kernel(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Program (key tile, key head, share), the share fastest, on one axis. One batch: boxes of q
-    and of the sum's gradient [T, HQ*D], of k and v [N, H*D]; lse (natural), rest and gate [HQ, T];
-    dk and dv [N, H*D], each share ``share_stride`` elements behind the last."""
+    """Program (key tile, key head, share), the share fastest, on one axis. One batch.
+
+    Boxes are q and the gradient of the sum [T, HQ*D], and k and v [N, H*D]. lse (natural), rest and
+    gate are [HQ, T]. dk and dv are [N, H*D]. Shares are ``share_stride`` elements apart.
+    """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     dtype: gl.constexpr = q_box.dtype

@@ -255,7 +255,7 @@ def differentiate(
                 begin, count, q, g, k_room, v_room, k_ready, k_empty, v_ready, v_empty, ds, acc,
                 lo, hi, lse, rest, scale_log2, BLOCK_N, SLOTS, S_LAYOUT, A_LAYOUT, True, EDGES,
             )  # fmt: skip
-            # What the piece before has stored was read.
+            # The stores of the piece before have been read.
             tma.store_wait(0)
             mbarrier.arrive(dq_empty.index(WHO), count=1, pred=turn > 0)
             whole = gl.minimum(gl.maximum(whole, begin + 1), end)

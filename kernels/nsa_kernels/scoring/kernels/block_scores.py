@@ -1,10 +1,10 @@
 """Scores of selection blocks from compressed attention (arXiv 2502.11089, equations 8 to 10).
 
-A compressed key covers ``REACH`` strides of tokens and a selection block ``SPAN``; a block gets
-from each compressed key its attention weight times the number of their common strides, summed over
-the heads of the group. The weights are made again from the logits and the LSE: a logit costs less
-than moving it through memory. They are summed over the heads first, where they lie, and what keys
-share with blocks is a matrix of small whole numbers that they are multiplied by once a tile.
+A compressed key covers ``REACH`` strides of tokens, and a selection block covers ``SPAN``. A block
+gets the attention weight of each compressed key times the number of strides that both cover, summed
+over the heads of the group. The weights are computed again from the logits and the LSE: a logit
+costs less than moving it through memory. They are first summed over the heads, in registers. Once
+a tile, the sums are multiplied by a matrix of small whole numbers: the strides in common.
 """
 
 from __future__ import annotations

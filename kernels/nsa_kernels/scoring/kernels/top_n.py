@@ -2,9 +2,9 @@
 
 Two levels: a row of scores is cut into groups, of which the highest score is kept. A round takes
 the highest of those, reads its group again (from L1), takes the block, and puts the next highest of
-the group in its place. No list of taken blocks is needed: blocks are taken by descending score, and
-equal scores by index, so every block not behind the last one in this order is taken. One warp does
-a row, and a reduction over 32 lanes is one instruction.
+the group in its place. No list of taken blocks is needed. Blocks are taken by descending score, and
+equal scores by index, so each block up to the last one in this order is taken. One warp does a row,
+and a reduction over 32 lanes is one instruction.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...jit.sequences import sequence_of
 def _rank(score, block, end):
     """Return an int32 for each score, in the order of the scores.
 
-    It is 0 for a score that is not above 0, and -1 for a block that is not a candidate: block
-    0, which is taken without a score, and the blocks at or behind ``end``.
+    It is 0 for a score that is not above 0, and -1 for a block that is not a candidate. Block 0
+    is not, as it is taken without a score, and neither are the blocks from ``end``.
     """
     # The bits of negative scores, -0.0 and NaN have another order.
     bits = tl.where(score > 0, score, 0.0).to(tl.int32, bitcast=True)

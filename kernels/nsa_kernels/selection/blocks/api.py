@@ -1,7 +1,7 @@
 """``block_selection_attention``: every query attends to the blocks of keys that it chose.
 
-Forward and backward are custom operators, so that torch.compile and CUDA graphs see them whole; the
-plan is an operator of its own, so that layers which share a selection, and the backward, share it.
+Forward and backward are custom operators, so that torch.compile and CUDA graphs see them whole. The
+plan is an operator of its own. The backward and layers with the same selection share it.
 """
 
 from __future__ import annotations

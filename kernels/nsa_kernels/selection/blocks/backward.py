@@ -1,9 +1,8 @@
 """Block-major backward: dK and dV stay with a block, dQ leaves as one partial a (query, block).
 
 The probabilities are recomputed from the LSE. A work item sums dK and dV of its block over its
-queries; the first item of a block adds them to the total itself, further items leave theirs in a
-workspace from which they are added in order. Nothing is summed by atomics, so two runs agree bit
-for bit.
+queries. The first item of a block adds them to the total. Further items store theirs in a
+workspace, and they are added in order. Nothing is summed by atomics, so two runs agree bit for bit.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def hopper_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: i
     """Whether ``kernels/hopper.py`` takes a call; q [N, HQ, D], k [N, H, D], v [N, H, Dv].
 
     Its tiles are 64 rows, which a group has to divide, by 64 keys, of 64 columns once or twice. It
-    copies 16 bytes at a time: the compiler must know of addresses that they are multiples of 16
-    bytes, and of strides, of which it is told only this, that they are multiples of 16 elements.
+    copies 16 bytes at a time, so the compiler must know that addresses are multiples of 16 bytes.
+    Strides must be multiples of 16 elements, because Triton says nothing finer about them.
     """
     return (
         block_size == 64

@@ -2,11 +2,11 @@
 
 Tokens of all sequences are counted through (0 … N - 1); every sequence has its blocks of
 ``block_size`` keys, counted through as *bins* (sequence b's block j is bin ``cu[b] // block_size +
-b + j``). The index lists, for every chunk of tokens, KV head and bin, the tokens that chose it, in
-ascending order, so that what is summed over them does not depend on timing.
+b + j``). For every chunk of tokens, KV head and bin, the index lists the tokens that chose it, in
+ascending order. So the order of sums over them does not depend on timing.
 
-It is built on the device without waiting for it: one bit a (bin, token), set with atomic or (which
-also makes the result independent of order), counted, and turned into positions by prefix sums.
+The index is built on the device without waiting for it. Each (bin, token) has a bit, set by an
+atomic or, whose order does not matter. The bits are counted, and prefix sums give the positions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The gradients of ``selection_ranges``: one pass over rows for dq, one over keys for dk and dv.
 
-Nothing is added up by atomics, so two calls on the same values are equal to the bit. dq of a row
-reads its spans again. dk and dv belong to tiles of keys: a plan lists, for each tile, the queries
-with a span in it, in order, and one program walks the list; where tiles are few, the list is cut
-into shares, which a last launch adds up. Weights are made again from the LSE:
+Nothing is added up by atomics, so two calls on the same values are equal to the bit. A row
+reads its spans again for dq. Tiles of keys own dk and dv. For each tile a plan lists the queries
+with a span in it, in order, and one program walks the list. If tiles are few, the list is cut into
+shares, which a last launch adds up. Weights are made again from the LSE:
 with p = exp(scale q.k - lse) and delta = rowsum(out do) - dlse,
 
     dv = p^T do;  ds = p (do v^T - delta);  dq = scale ds k;  dk = scale ds^T q

@@ -29,10 +29,10 @@ def ranges_config(
 ) -> Config:
     """The configuration of ``selection_ranges``; its splits share a row's keys evenly.
 
-    Rows that are few are split until there is one program a multiprocessor, more of them until
-    there are two, and three quarters of the multiprocessors read as fast as all do. How many keys a
-    row selects is known on the device only: a launch may have more splits than a row has shares,
-    and the programs left over end at once.
+    Few rows are split until there is one program a multiprocessor, more rows until there are two.
+    Three quarters of the multiprocessors read as fast as all of them. Only the device knows how
+    many keys a row selects. A launch may have more splits than a row has shares, and the programs
+    left over end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)

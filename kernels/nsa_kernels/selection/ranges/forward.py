@@ -37,8 +37,8 @@ def launch_ranges(
     """``selection_ranges`` on q, k, v whose dtypes, devices and head dims are known to be fine.
 
     lengths: int32 [B], how many keys of an entry there are, at most S_kv; its spans are clamped.
-    block_table: int32 [B, n]: k and v [pages, G, page, ...] are a pool, and page i of an entry is
-    block_table[entry, i]; keys of a page that is not in the pool are not attended to.
+    block_table: int32 [B, n]: k and v [pages, G, page, ...] are a pool. Page i of an entry is
+    block_table[entry, i]. Keys of a page that is not in the pool are not attended to.
     """
     paged = block_table is not None
     ranges = check_ranges(q, k, v, ranges, paged)

@@ -42,9 +42,11 @@ def disjoint_spans(
 
 
 class Spans(NamedTuple):
-    """What kernels hand to ``numbered_spans`` and ``key_of``: either spans [B,S,G,n,2] as they are,
-    ``padded`` to so many, with no steps of a search (``before`` is then not read), or
-    ``disjoint_spans`` of them and the steps that find one."""
+    """The arguments of ``numbered_spans`` and ``key_of``.
+
+    Either spans [B,S,G,n,2] as they are, read as ``padded`` spans; there are no steps of a search,
+    and ``before`` is not read. Or ``disjoint_spans`` of them and the steps of the search for one.
+    """
 
     spans: torch.Tensor
     before: torch.Tensor

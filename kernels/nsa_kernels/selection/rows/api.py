@@ -1,8 +1,8 @@
 """``selection_rows``: one span a row, K/V shared by the row's heads.
 
-``rows_group`` keeps all heads of a row in one program, so each key is read once for all of them;
-when there are too few rows to fill the device the span is split and the shares are merged by a
-second launch. See docs/explanation/kernels/rows.md.
+``rows_group`` keeps all heads of a row in one program, so each key is read once for all of them. If
+there are too few rows to fill the device, the span is split, and a second launch merges the shares.
+See docs/explanation/kernels/rows.md.
 """
 
 from __future__ import annotations

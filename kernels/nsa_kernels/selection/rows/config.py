@@ -48,9 +48,9 @@ def rows_config(
 ) -> Config:
     """The configuration of ``rows_group`` for a shape on a device.
 
-    Rows that fill the device are not split. Fewer are split until there is about one program a
-    multiprocessor, but into shares of about 128 keys at least, and where a launch of its own has to
-    ``merge`` them not into two below 512: that would cost more than it saves.
+    Rows that fill the device are not split. Fewer rows are split until there is about one program a
+    multiprocessor, into shares of at least about 128 keys. A row below 512 keys is not split in two
+    if a launch of its own has to ``merge`` them, because that would cost more than it saves.
     """
     limits = device_limits(device)
     programs = max(n * cdiv(h, 64), 1)

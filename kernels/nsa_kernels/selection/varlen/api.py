@@ -1,10 +1,10 @@
 """``selection_varlen``: rows of unequal length, packed one after the other.
 
 The launch must not depend on the lengths (no host synchronisation), and one long row must not
-hold up the others. So the packed keys are cut into work items of at most ``chunk`` keys, and item
-``cu_seqlens[n] // chunk + n`` is the first of row ``n``: that is monotone, gives every row at least
-``ceil(len / chunk)`` items, and bounds their number by ``N + total // chunk``. A program finds its
-row by counting the rows that start at or before its item. Where the caller knows that no row is
+hold up the others. So the packed keys are cut into work items of at most ``chunk`` keys. Item
+``cu_seqlens[n] // chunk + n`` is the first of row ``n``. This is monotone and gives every row at
+least ``ceil(len / chunk)`` items. There are at most ``N + total // chunk`` items. A program finds
+its row by counting the rows that start at or before its item. If the caller knows that no row is
 much longer than the others, and rows are many, a program takes a whole row: no search, no merge.
 """
 

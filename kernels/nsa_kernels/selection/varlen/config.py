@@ -33,9 +33,9 @@ def varlen_config(
 ) -> Config:
     """The configuration of ``selection_varlen``; ``chunk`` keys are one work item.
 
-    Rows that fill the device are not split where none is known to be over four times as long as
-    the mean. Otherwise they get items of their mean length, twice it where the longest is not
-    known, so that only long rows are split; few rows are split into two items a multiprocessor.
+    Rows that fill the device are not split if none is over four times as long as the mean.
+    Otherwise they get items of their mean length, or of twice the mean if the longest is unknown.
+    So only long rows are split. Few rows are split into two items a multiprocessor.
     """
     limits = device_limits(device)
     programs = n * cdiv(h, 64)

@@ -49,8 +49,8 @@ def decode_compressed_kernel(
     """Program (row, share, head tile): keys ``share * chunk`` up to ``chunk`` further.
 
     logits: fp32 [rows, H, padded], times scale and log2(e); written if LOGITS. LENGTHS: an entry
-    of the batch, ``rows_each`` rows, has the compressed keys of its length of tokens, which its
-    programs share evenly; how many of them had any is in ``table`` (as ``merge`` takes it).
+    of the batch has ``rows_each`` rows and the compressed keys of its length. Its programs share
+    them evenly. ``table``, as ``merge`` takes it, says how many programs had keys.
     """
     start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)

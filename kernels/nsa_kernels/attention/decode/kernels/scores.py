@@ -92,8 +92,8 @@ def decode_scores_of_logits_kernel(
 
     A block's SPAN keys lie side by side and are loaded at once; the REACH - 1 before them reach
     into it. BLOCK_S: 0 where ``lse_ptr`` holds each head's LSE, else at least the number of shares.
-    LENGTHS: of H rows an entry, whose tokens complete fewer keys; how many shares a row has is in
-    ``table``, and ``lse_ptr`` holds the LSEs of those that have no two.
+    LENGTHS: an entry has H rows, and its tokens may complete fewer keys. ``table`` holds the number
+    of shares of each row, and ``lse_ptr`` the LSEs of rows with fewer than two shares.
     """
     start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

@@ -148,8 +148,8 @@ def merge_kernel(
 ):
     """Program (rows, KV head): merge the partials of each row (token, head), slot by slot.
 
-    GATED: write to ``total_ptr`` the sum of compressed keys, the merged row and window by gates
-    [N,HQ,3]; the window's may be there, since a row is read before it is written. KEPT: write out
+    GATED: write the sum of compressed keys, merged row and window, by gates [N,HQ,3], to
+    ``total_ptr``. It may hold the window, since a row is read before it is written. KEPT: write out
     and lse.
     """
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -2,9 +2,9 @@
 
 Triton's own waits for its one tile of q and dO. Here a multiprocessor has one program, whose warps
 have parts of their own: some copy the tiles to come, four of each, to shared memory, and two groups
-of four take these tiles in turn. The groups share K and V. Each sums dK and dV over its own tiles;
-in the end the first gets the other's dK and the second the other's dV, so that what is summed does
-not depend on timing.
+of four take these tiles in turn. The groups share K and V. Each sums dK and dV over its own tiles.
+In the end, the first gets the dK of the second, and the second the dV of the first. So the order of
+the sums does not depend on timing.
 """
 
 from __future__ import annotations
@@ -493,9 +493,9 @@ def hopper_backward_kernel(
     """Program (work item, head), as ``backward_kernel``; blocks of 64 keys, D = Dv = 128, float16
     or bfloat16. ``config.hopper_backward_fits`` says what it takes.
 
-    BOXED: ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv], are described by the heads
-    of a group (``launch.descriptors``), else pointers. k [N, H, D] and v [N, H, Dv]; ``lse_ptr``
-    (natural), ``rest_ptr`` and, GATED, ``gate_ptr`` fp32 [N, HQ]. ``part_ptr``
+    ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv], are pointers. BOXED: they are
+    described by the heads of a group (``launch.descriptors``). k [N, H, D] and v [N, H, Dv].
+    ``lse_ptr`` (natural), ``rest_ptr`` and, GATED, ``gate_ptr``: fp32 [N, HQ]. ``part_ptr``
     takes dQ of each (query, block) in the inputs' dtype, unscaled, [HEADS, segment_size, G, D],
     where HEADS is the number of heads in the launch. The first item of a block adds to ``dk_ptr``
     and ``dv_ptr`` fp32 [N, HEADS, D]; further items store their sums in ``spill_ptr`` fp32 [slots,

@@ -166,9 +166,11 @@ def plan_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Program (tile, b * G + g): the queries that select some key of the tile, in order, with a bit
-    for each key that they do; of all together, how many and those bits. Spans [B,G,n,2,S]: the same
-    span of neighbouring queries is one load."""
+    """Program (tile, b * G + g): list the queries that select some key of the tile, in order.
+
+    Each has a bit for each key that it selects. The count of queries and the union of their bits
+    are stored as well. Spans [B,G,n,2,S]: the same span of neighbouring queries is one load.
+    """
     tile = tl.program_id(0)
     kv = tl.program_id(1).to(tl.int64)
     low = (first_tile + tile) * BLOCK_N

@@ -17,8 +17,8 @@ def numbered_spans(
 ):
     """Make a row's spans disjoint and number their keys 0..total without gaps.
 
-    Return four results: for each span its first number, the number behind its last, and the
-    difference between key and number, [SPANS] each in the order of the spans; and total.
+    Return four results. Three are [SPANS], in the order of the spans: the first number of a span,
+    the number behind its last, and the difference between key and number. The fourth is total.
 
     If SEARCH_STEPS is not 0, spans and before come from ``disjoint_spans``, and only total is set.
     """
