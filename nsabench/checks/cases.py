@@ -31,7 +31,7 @@ def length_series(records: Iterable[Record]) -> list[list[Record]]:
     groups: dict[Hashable, dict[int, Record]] = defaultdict(dict)
     for record in records:
         if record.median_ms is not None:
-            groups[record.implementation, ops.ladder(record)].setdefault(record.length, record)
+            groups[record.implementation, ops.series_key(record)].setdefault(record.length, record)
     return [[group[length] for length in sorted(group)] for group in groups.values()]
 
 

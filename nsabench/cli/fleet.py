@@ -54,7 +54,7 @@ def _work(asked: Measuring, shards: int) -> ShardedRun:
     device: Device = "cpu" if asked.device == "cpu" else "cuda"
     loaded = resolve.load_matrices(asked.matrices or resolve.default_matrices(device))
     wants = Narrowed(asked.where, asked.only).wants
-    series = {ops.ladder(case) for m in loaded for case in m.cases if wants(case)}
+    series = {ops.series_key(case) for m in loaded for case in m.cases if wants(case)}
     if shards > len(series):
         raise UsageError(
             f"{shards} shards are too many: the cases make {len(series)} length series, and a "

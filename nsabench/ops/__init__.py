@@ -124,7 +124,7 @@ def probes(case: Case) -> Mapping[str, Probe]:
     return get(case.op).probes(case)
 
 
-def ladder(case: Any) -> Hashable:
+def series_key(case: Any) -> Hashable:
     """Return a key that is equal for cases, or their records, that differ only in length."""
     inputs = case.op, case.dtype, case.direction, case.distribution, sizes_but_length(case)
     return *inputs, case.mode

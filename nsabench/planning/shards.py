@@ -37,7 +37,7 @@ def share(cases: Sequence[PlannedCase], shard: str) -> Cases:
         )
     series: dict[Hashable, Cases] = defaultdict(list)
     for planned in cases:
-        series[ops.ladder(planned.case)].append(planned)
+        series[ops.series_key(planned.case)].append(planned)
     if index > len(series):
         raise UsageError(
             f"shard {shard} is empty: the {len(cases)} cases make {len(series)} length series, "

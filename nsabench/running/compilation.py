@@ -73,7 +73,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
     by_kind: dict[bool, list[Family]] = {True: [], False: []}
     for by_content in families.values():
         family = sorted(by_content.values(), key=_order)
-        first = {ops.ladder(call.case): call for call in reversed(family)}  # of each series
+        first = {ops.series_key(call.case): call for call in reversed(family)}  # of each series
         family = [replace(call, probes=call in first.values()) for call in family]
         info = family[0].info
         is_clean = info.role is Role.BASELINE and info.source in plan.clean_sources

@@ -55,7 +55,7 @@ class Executor:
         infos = [self._plan.info(job.case.op, name) for name in job.implementations]
         computes = {info.name: info.computes for info in infos}
         # Probes do not depend on the length, so a candidate must be right on them at one only.
-        series = ops.ladder(job.case)
+        series = ops.series_key(job.case)
         candidates = [info.name for info in infos if info.role is Role.CANDIDATE]
         probed = {(series, name) for name in candidates} - self._probed
         probes = job.purpose is Purpose.MAIN and bool(probed)

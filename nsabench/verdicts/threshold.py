@@ -200,7 +200,7 @@ def _without_declined_series(rows: Sequence[Tested]) -> list[Tested]:
     """Leave out the length series that a candidate declines as a whole, such as a dtype."""
     series: dict[Hashable, list[Tested]] = defaultdict(list)
     for row in rows:
-        series[ops.ladder(row.record)].append(row)
+        series[ops.series_key(row.record)].append(row)
     ran = [own for own in series.values() if any(r.record.status not in DECLINED for r in own)]
     return [row for own in ran for row in own]
 

@@ -48,20 +48,20 @@ def resolved(tmp_path: Path, text: str = ROWS, wraps: str = "quick", **fields: A
     return resolve.resolve(matrix.load(path), installed, device="cpu", sources=sources, **fields)
 
 
-def planned_case(ladder: int, length: int) -> PlannedCase:
-    shape = {"N": 2, "H": 1 + ladder, "D": 8, "Dv": 8, "L": 8 * (1 + length)}
+def planned_case(series: int, length: int) -> PlannedCase:
+    shape = {"N": 2, "H": 1 + series, "D": 8, "Dv": 8, "L": 8 * (1 + length)}
     case = a_case("selection_rows", shape)
     return PlannedCase(id=case.id, case=case, implementations=("mine",))
 
 
 @settings(deadline=None)  # a busy machine must not fail the test
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), shards=st.integers(1, 14))
-def test_shards_are_a_partition_into_whole_ladders(sizes: list[int], shards: int) -> None:
-    # Ladders may lie across each other in a plan.
+def test_shards_are_a_partition_into_whole_series(sizes: list[int], shards: int) -> None:
+    # Series may be interleaved in a plan.
     cases = [
-        planned_case(ladder, length)
+        planned_case(series, length)
         for length in range(max(sizes))
-        for ladder, size in enumerate(sizes)
+        for series, size in enumerate(sizes)
         if length < size
     ]
     if shards > len(sizes):
@@ -75,7 +75,7 @@ def test_shards_are_a_partition_into_whole_ladders(sizes: list[int], shards: int
     assert all(one.isdisjoint(other) for i, one in enumerate(heads) for other in heads[:i])
     for part in parts:
         assert part == [c for c in cases if c in part]  # in the order of the plan
-    # As even as whole ladders allow: none could be handed on to make the largest shard smaller.
+    # As even as whole series allow: none could be handed on to make the largest shard smaller.
     largest, smallest = max(parts, key=len), min(parts, key=len)
     assert len(largest) - len(smallest) <= min(sizes[h - 1] for h in heads[parts.index(largest)])
 
@@ -85,9 +85,9 @@ def heads_of(cases: list[PlannedCase], count: int) -> list[list[int]]:
     return [sorted({c.case.shape["H"] for c in part}) for part in parts]
 
 
-def test_a_ladder_of_much_work_has_a_shard_of_its_own() -> None:
-    """Four ladders of as many cases, of which one takes as long as the others together."""
-    cases = [planned_case(ladder, n) for ladder in range(4) for n in range(2)]
+def test_a_series_of_much_work_has_a_shard_of_its_own() -> None:
+    """Four series of as many cases, of which one takes as long as the others together."""
+    cases = [planned_case(series, n) for series in range(4) for n in range(2)]
     heavy = [
         c.model_copy(update={"case": c.case.model_copy(update={"shape": shape})})
         for c in cases[:2]
@@ -100,11 +100,11 @@ def test_a_ladder_of_much_work_has_a_shard_of_its_own() -> None:
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=14), count=st.integers(1, 6))
 def test_shards_are_a_partition_in_balance(sizes: list[int], count: int) -> None:
-    """Each case is there once, no shard is empty, and ladders are whole."""
+    """Each case is there once, no shard is empty, and series are whole."""
     cases = []
-    for ladder, work in enumerate(sizes):
+    for series, work in enumerate(sizes):
         for n in range(2):
-            shape = {**planned_case(ladder, n).case.shape, "N": 1 << work}
+            shape = {**planned_case(series, n).case.shape, "N": 1 << work}
             case = a_case("selection_rows", shape)
             cases.append(PlannedCase(id=case.id, case=case, implementations=("mine",)))
     costs = {planned.id: estimate_s(planned) for planned in cases}
@@ -115,7 +115,7 @@ def test_shards_are_a_partition_in_balance(sizes: list[int], count: int) -> None
     heads = [{c.case.shape["H"] for c in part} for part in parts]
     assert sum(map(len, heads)) == len(sizes)
     longest = max(sum(costs[c.id] for c in part) for part in parts)
-    # Dealt by the dearest first, no shard is over the mean by more than one ladder.
+    # Dealt by the dearest first, no shard is over the mean by more than one series.
     at_most = sum(costs.values()) / count + 2 * max(costs.values())
     assert longest <= 1.02 * at_most + 1e-4
 

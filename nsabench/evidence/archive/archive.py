@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from nsabench import limits, reading
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.archive.runs import ArchivedRun, Seen, key_of, object_name
+from nsabench.evidence.archive.runs import ArchivedRun, VerifiedRuns, key_of, object_name
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST, Report, files, verify
 from nsabench.evidence.manifest.dsse import Envelope
@@ -107,7 +107,7 @@ class Archive:
         for name, stamp in stamps.items():
             stored[_folder(name)][name] = stamp
         keys = {name: key_of(self.store.location, stored[_folder(name)]) for name in manifests}
-        seen, revoked = Seen(), revocations()
+        seen, revoked = VerifiedRuns(), revocations()
 
         def checked(name: str) -> ArchivedRun | str:
             try:

@@ -1,4 +1,4 @@
-"""A run of an archive, and which runs were verified on this machine, so that each is read once."""
+"""Describe the runs of an archive, and remember those that were verified on this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def object_name(table: str, digest: str) -> str:
     return f"{table}-{digest[:16]}.parquet"
 
 
-class Seen:
+class VerifiedRuns:
     """Verified runs by key, kept in the user's cache if that is writable."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Seen:
         return key in self._lines
 
     def get(self, key: str) -> ArchivedRun | None:
-        with suppress(ValueError):  # a person changed the file
+        with suppress(ValueError):  # the file was edited
             return ArchivedRun.model_validate_json(self._lines.get(key, "").partition(" ")[2])
         return None
 

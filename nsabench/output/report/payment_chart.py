@@ -51,7 +51,7 @@ def charts(payments: Sequence[BreakEven], records: Sequence[Record]) -> list[Cha
 
 def _build_chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
     compared = [case for case in p.tested if case.comparison.ratio is not None]
-    by_series = grouped(compared, lambda case: ops.ladder(case.record))
+    by_series = grouped(compared, lambda case: ops.series_key(case.record))
     series = max(by_series.values(), key=len, default=[])
     if len(series) < 2:
         return None
