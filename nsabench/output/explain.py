@@ -1,9 +1,10 @@
-"""Explains any word of the output, by the glossary and by the code that prints it."""
+"""Explain any word of the output, from the glossary and from the code that prints it."""
 
 import difflib
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -64,6 +65,9 @@ def _list_meanings() -> Iterator[Meaning]:
         yield Meaning(words.__name__.lower(), "vocabulary", text)
     for name in (*checks.CHECKS, "controls"):
         yield Meaning(name, "check", checks.describe_check(name))
+    mistakes = files("nsabench").joinpath("checker/diagnosis/mistakes.toml").read_text("utf-8")
+    for name, text in tomllib.loads(mistakes).items():
+        yield Meaning(name, "diagnosis", re.sub(r"\{.*?\}", "…", text))
     sizes: dict[tuple[str, str], list[str]] = {}
     for name in ops.names():
         try:

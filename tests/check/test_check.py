@@ -17,6 +17,7 @@ from nsabench.cli import check as check_command
 from nsabench.cli import group
 from nsabench.errors import UsageError
 from nsabench.output.check import describe_step
+from nsabench.output.explain import explain
 from nsabench.running import planner
 
 TWO = """
@@ -83,6 +84,7 @@ def test_for_programs(two: Path) -> None:
     assert by_name["first_half"]["diagnosis_id"] == "first-keys-only"
     assert by_name["right"]["diagnosis_id"] == ""
     assert {(a["version"], a["error"]) for a in answers} == {(2, "")}
+    assert all(explain(key) for key in right)
 
 
 @pytest.mark.parametrize(

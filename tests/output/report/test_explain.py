@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from nsabench import checks, ops
+from nsabench import checks, ops, registry
 from nsabench.checks import Effect
 from nsabench.cli import group
 from nsabench.cli._help import SUMMARIES
@@ -24,6 +25,21 @@ from nsabench.verdicts.thresholds_yaml import as_data
 from tests.runs import make_run
 
 GPUS = {"NVIDIA H200"}
+DOCS = Path(__file__).parents[3] / "docs"
+# Pages about measuring. Other pages also use names of functions.
+PAGES = [
+    *("tutorial/first-verdict.md", "how-to/check-a-kernel.md", "how-to/compare-versions.md"),
+    *("how-to/fleet.md", "how-to/gate-in-ci.md", "how-to/images.md", "how-to/measure.md"),
+    *("how-to/read-a-report.md", "how-to/write-a-matrix.md", "explanation/measurement.md"),
+    *("explanation/alternatives.md", "explanation/checks-and-controls.md"),
+    *("explanation/packages.md", "explanation/regimes.md", "explanation/threat-model.md"),
+    *("results/README.md", "results/decode.md", "results/nsa-attention.md"),
+]
+# Words of PyTorch, JSON and shells, names of files, commands, and an emphasised word.
+NAMES = {
+    *("scaled_dot_product_attention", "grad_fn", "grad_out", "null", "bash", "zsh", "fish"),
+    *("quick", "matrices", "results", "cpu", "instead", *SUMMARIES),
+}
 
 
 def test_every_word_has_a_meaning() -> None:
@@ -76,7 +92,7 @@ def test_headings_of_tables_and_keys_of_thresholds_are_explained(tmp_path: Path)
 
 
 def test_every_bold_word_of_the_glossary_and_every_command_is_explained() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "glossary.md").read_text()
+    page = (DOCS / "reference" / "glossary.md").read_text()
     words = {word for key in re.findall(r"\*\*(.+?)\*\*", page) for word in key.split(", ")}
     assert len(words) > 100
     for word in words:
@@ -85,6 +101,36 @@ def test_every_bold_word_of_the_glossary_and_every_command_is_explained() -> Non
     kinds = {(meaning["word"], meaning["kind"]) for meaning in json.loads(done.output)}
     assert {(name, "command") for name in SUMMARIES} <= kinds
     assert {("margin", "option"), ("gpus", "option")} <= kinds
+
+
+def list_commands(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (inner := command.get_command(context, name)) is not None:
+                yield from list_commands(inner)
+
+
+def test_every_choice_of_an_option_and_every_distribution_is_explained() -> None:
+    words = {d for name in ops.shipped() for d in ops.get(name).distributions}
+    for command in list_commands(group):
+        for option in command.params:
+            if isinstance(option, click.Option) and isinstance(option.type, click.Choice):
+                words |= set(map(str, option.type.choices))
+    assert words > {"brief", "packed"}
+    for word in sorted(words - NAMES):
+        assert explain(word), word
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_word_of_a_page_is_explained(page: str) -> None:
+    text = re.sub(r"^ *```.*?^ *```", "", (DOCS / page).read_text(), flags=re.S | re.M)
+    words = set(re.findall(r"`([a-z][a-z_]+)`", text)) | set(
+        re.findall(r"(?<!\*)\*([a-z][a-z ]+)\*(?!\*)", text)
+    )
+    for word in sorted(words - NAMES - {item.name for item in registry.load()}):
+        assert explain(word), word
 
 
 def test_a_size_is_explained_for_each_op_in_as_few_texts_as_there_are() -> None:
