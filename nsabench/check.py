@@ -67,7 +67,7 @@ def check_file(
 ) -> list[CheckResult]:
     """Measure the implementations of the file in turn with the baselines.
 
-    on_found: called with whether an implementation is right, before any is timed.
+    on_found: called with the status of each implementation, before any is timed.
     """
     sources = registry.sources(request.file, request.ops_file)
     installed: list[ImplementationInfo] = []
@@ -181,11 +181,11 @@ def _plan_cases(request: CheckRequest, op_name: str) -> Iterator[Case]:
     shapes = request.shapes or op.check_shapes.get(request.device, ())
     if not shapes:
         raise UsageError(
-            f"the op {op_name} brings no shapes to check on {request.device}",
+            f"the op {op_name} has no shapes to check on {request.device}",
             f"give one: --shape {','.join(f'{axis}=…' for axis in op.shape_model.model_fields)}.",
         )
     if request.direction not in op.directions:
-        raise UsageError(f"the op {op_name} has no {request.direction}", "leave --direction away.")
+        raise UsageError(f"the op {op_name} has no {request.direction}", "leave out --direction.")
     for text in shapes:
         try:
             sizes = dict(part.split("=") for part in text.replace(" ", "").split(","))

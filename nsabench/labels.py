@@ -27,7 +27,7 @@ def axis(name: str) -> str:
 
 
 def shape(labelled: Labelled, *, length: bool = False) -> str:
-    """Return such as `N1024 H8 D128`, with Dv only if it differs from D."""
+    """Return the sizes, such as `N1024 H8 D128`, with Dv only if it differs from D."""
     op, words, along = ops.find(labelled.op), [], axis(labelled.op)
     for size in op.shape_model.model_fields if op else labelled.shape:
         value = labelled.shape.get(size)
@@ -35,7 +35,7 @@ def shape(labelled: Labelled, *, length: bool = False) -> str:
             continue
         if size == "Dv" and value == labelled.shape.get("D"):
             continue
-        # `block_size64` would not be read as one.
+        # `block_size64` would not be read as a size.
         words.append(f"{size}={value}" if len(size) > 2 else f"{size}{value}")
     return " ".join(words)
 
@@ -56,7 +56,7 @@ def case(labelled: Labelled) -> str:
 
 
 def constant(cases: Iterable[Labelled]) -> dict[str, list[str]]:
-    """Return by op the words that all its cases share; none if it has one case."""
+    """Return for each op the words that all its cases share; none for a single case."""
     shared: dict[str, list[str]] = {}
     different: dict[str, set[str]] = {}
     for labelled in cases:

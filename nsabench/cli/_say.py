@@ -1,4 +1,4 @@
-"""Print answers of commands. The terminal obeys nothing in text that others wrote."""
+"""Print the output of commands. Text from other people cannot control the terminal."""
 
 import io
 import json

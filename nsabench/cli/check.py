@@ -17,7 +17,7 @@ from nsabench.output.result import NOT_TRIED
 from nsabench.output.standing import DECLINED
 from nsabench.running import planner
 
-LOOK_S = 0.3
+POLL_S = 0.3
 
 
 @_help.command("check")
@@ -128,4 +128,4 @@ def _saves(file: Path) -> Iterator[None]:
         if now is not None and now != seen:
             seen = now
             yield
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

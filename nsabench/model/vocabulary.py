@@ -32,9 +32,12 @@ class Role(Word):
 
 
 class Kind(Word):
-    """How specialised a baseline or an alternative is. To beat a specialised one says more."""
+    """How specialised a baseline or an alternative is. It means more to beat a specialised one."""
 
-    SPECIALISED = "specialised", "kernels that were made for this op, or for one that it is"
+    SPECIALISED = (
+        "specialised",
+        "kernels made for this op, or for an op of which it is a special case",
+    )
     GENERAL = "general", "a mask, a gather or FlexAttention: made for any selection of keys"
 
 
@@ -48,8 +51,8 @@ class Status(Word):
     CRASHED = "crashed", "an exception, or its process died; the reason names what is known"
     COMPILE_ERROR = "compile_error", "its kernel could not be compiled"
     OUT_OF_MEMORY = "out_of_memory", "the device has less memory than it asked for"
-    UNSUPPORTED = "unsupported", "it declares, by itself, that it does not do this case"
-    SKIPPED = "skipped", "it was not run: this device is none of those it runs on"
+    UNSUPPORTED = "unsupported", "the implementation declares that it does not support the case"
+    SKIPPED = "skipped", "it was not run, because it does not run on this device"
 
 
 # Every other status is a failure of the implementation.
@@ -80,17 +83,20 @@ class Catch(Word):
     CAUGHT = "caught", "the check that was meant to catch it did"
     MISSED = "missed", "the check did not catch it: the run is invalid"
     DECLINED = "declined", "it would have been right here, or cannot run on this device"
-    UNPROVEN = "unproven", "it failed before that check, gained nothing, or had nothing beside it"
+    UNPROVEN = (
+        "unproven",
+        "it failed before that check, gained nothing, or had no baseline beside it",
+    )
 
 
 class ThresholdAnswer(Word):
     """Whether a candidate is worth using."""
 
-    FROM = "from", "from that length on every tested case is faster by the margin"
+    FROM = "from", "every tested case from that length is faster by the margin"
     NO = "no", "at the greatest length that was tested it is wrong, fails, or is not fast enough"
     NOT_DECIDED = (
         "not decided",
-        "the run or its cases are no ground to decide on; the reasons say why",
+        "the run or its cases do not allow a decision; the reasons say why",
     )
     NOT_TESTED = "not tested", "it was measured on no case: it declines them, or does not run here"
 
@@ -98,18 +104,18 @@ class ThresholdAnswer(Word):
 class Pays(Word):
     """Whether an op is worth using instead of its alternatives."""
 
-    FROM = "from", "from that length on every tested case is faster than the best alternative"
+    FROM = "from", "every tested case from that length is faster than the best alternative"
     NO = "at no length", "at the greatest tested length it is not faster in every tested case"
     NOT_DECIDED = "not decided", "nothing valid was timed beside an alternative at some length"
 
 
-MARGIN = 1.2  # by default: how many times as fast as the best baseline a kernel must be
+MARGIN = 1.2  # the ratio to the best baseline that a kernel must reach, by default
 
 
 class Direction(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
-    STEP = "step"  # a forward with what its backward needs, and that backward
+    STEP = "step"  # a forward that keeps what its backward needs, and that backward
 
     @property
     def differentiates(self) -> bool:
@@ -146,7 +152,7 @@ class Regime(Word):
 
     DEVICE = "device", "one call at a time with its launch gap hidden: the kernels alone"
     QUEUE = "queue", "calls from Python back to back, without waiting: what eager code pays"
-    GRAPH = "graph", "replays of a CUDA graph, as serving that captures its steps makes them"
+    GRAPH = "graph", "replays of a CUDA graph, as when a server captures its decode steps"
 
     @classmethod
     def from_mode(cls, mode: Mode) -> "Regime":
@@ -169,7 +175,7 @@ class Purpose(Word):
         "isolated",
         "baselines and alternatives of a case with a winner, in processes without candidates",
     )
-    CANARY = "canary", "the one case that all shards of a plan measure, to hold hosts to each other"
+    CANARY = "canary", "the one case that all shards of a plan measure, to compare their hosts"
 
 
 class Runs(StrEnum):

@@ -12,7 +12,7 @@ from nsabench.ops._op import Shape, Size
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOCAL = 2  # blocks up to the query's own that are always selected, as is the first
+LOCAL = 2  # the last blocks up to the query's own; they and the first are always selected
 # Two scores are distinct if they differ by more than this share. It is twice the largest error of
 # scores on drawn inputs: 2.8e-3 in bfloat16 and 3.7e-4 in float16.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
@@ -131,8 +131,8 @@ def _choose(ranked: Tensor, count: int) -> Tensor:
     return order[:, :count].masked_fill(values[:, :count] == float("-inf"), -1)
 
 
-def hangs_on_rounding(ranked: Tensor, count: int, resolved: float) -> Tensor:
-    """Return for which queries rounding decides the choice of `count` blocks: bool [n]."""
+def depends_on_rounding(ranked: Tensor, count: int, resolved: float) -> Tensor:
+    """Return for which queries the choice of `count` blocks depends on rounding: bool [n]."""
     import torch
 
     if ranked.shape[1] <= count:

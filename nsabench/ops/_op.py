@@ -1,4 +1,4 @@
-"""What an op promises: its inputs, its float64 oracle and its compulsory work."""
+"""Define what an op promises: its inputs, its float64 oracle and its compulsory work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsabench.model.case import Case
 
 MOST = 1 << 53  # beyond any number of bytes or operations
-# Beyond any device, and products of a few still fit 64 bits.
+# Larger than any device holds. Products of a few sizes still fit 64 bits.
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
 
 
@@ -123,7 +123,7 @@ class Op(ABC):
         return int(getattr(shape, self.length_axis))
 
     def terms(self, shape: Any) -> int:
-        """Return the terms in the sums behind one output element: float32 errors grow with them."""
+        """Return how many terms one output element sums; float32 errors grow with that number."""
         return self.length(shape)
 
     def logit(self, distribution: str) -> float:
@@ -147,7 +147,7 @@ class Op(ABC):
         return Work(backward.bytes_min, forward.flops + backward.flops)
 
     def differentiable_elements(self, shape: Any) -> int:
-        """Return the elements of all `differentiable` arguments. An op with a backward has it."""
+        """Return the elements of all `differentiable` arguments. A backward requires it."""
         raise NotImplementedError
 
     @abstractmethod

@@ -17,7 +17,7 @@ from nsabench.ops._op import Inputs, Op, Probe
 if TYPE_CHECKING:
     from torch import Tensor
 
-# So few keys are all selected, so that rounding decides no selection.
+# With so few keys all are selected, so rounding cannot change a selection.
 SMALL = {"N": 3, "B": 2, "S": 3, "S_kv": 130, "n_spans": 2, "n_selected": 16}
 ABOVE_A_TILE, BELOW_A_TILE = 65, 63
 OTHER_SCALE = 3.0  # times the default one

@@ -7,7 +7,7 @@ of `block_size` tokens: the first, the last two, and the blocks with the highest
 index wins among equal scores. The window is the last `window` keys. `packed` is as in
 `causal_attention`.
 
-In drawn inputs rounding decides no selection of a query that is compared.
+Inputs are drawn so that rounding decides no selection of a compared query.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NsaAttention(SequenceOp):
         return int(shape.D + shape.T // shape.stride + selected + min(shape.window, shape.T))
 
     def seen(self, lengths: list[int], shape: Any) -> int:
-        """Keys that selection and window share need be computed once, so the larger counts."""
+        """Count the larger of selection and window: keys in both need be computed only once."""
         compressed = selected = window = 0
         for length in lengths:
             position = np.arange(length)
@@ -94,7 +94,7 @@ class NsaAttention(SequenceOp):
         tensors = {"q": q, "k": k, "v": v, "gates": gates}
         tensors |= self.draw_indices(shape, distribution, seed, device)
         inputs = Inputs(tensors, self.drawn_options(shape, distribution, seed), seed)
-        # Where a kernel is compiled without a GPU, tensors have no values.
+        # If a kernel is compiled without a GPU, tensors have no values.
         if type(q) is torch.Tensor:
             self._settle(inputs, normal)
         return inputs
@@ -128,7 +128,9 @@ class NsaAttention(SequenceOp):
                     position, queries = some - start, q[batch, some, heads].double()
                     p = _nsa_equations.compressed_weights(queries, k_cmp, position, *spacing, scale)
                     ranked = _nsa_equations.rank_blocks(p, position, end - start, *spacing, size)
-                    hangs = _nsa_equations.hangs_on_rounding(ranked, sizes["n_selected"], resolved)
+                    hangs = _nsa_equations.depends_on_rounding(
+                        ranked, sizes["n_selected"], resolved
+                    )
                     if bool(hangs.any()):
                         yield batch, some[hangs], heads
 

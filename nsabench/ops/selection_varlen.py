@@ -56,7 +56,7 @@ class SelectionVarlen(AttentionOp):
 
 
 def _draw_lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
-    """Draw lengths of packed rows, at most `longest`, in an order of the seed.
+    """Draw lengths of packed rows, at most `longest`, in an order that the seed decides.
 
     - spread: evenly from 1 to `longest`. A single row has `longest`.
     - equal: all have `longest`. mixed: three quarters are an eighth as long.

@@ -11,7 +11,7 @@ from nsabench.output import grouped
 from nsabench.output.standing import head, loud
 
 LOG_LINES = 40
-FORM = 2  # of what programs read; another one where a field means something else
+FORM = 2  # the version of the JSON, which changes with the meaning of a field
 
 
 def lines(results: Sequence[CheckResult]) -> Iterator[str]:
@@ -61,8 +61,8 @@ def as_json(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
 
 
 def refusal(error: NsabenchError) -> list[dict[str, Any]]:
-    told = {"version": FORM, "error": str(error), "remedy": error.remedy, "right": False}
-    return [told | {"exit_code": error.exit_code}]
+    common = {"version": FORM, "error": str(error), "remedy": error.remedy, "right": False}
+    return [common | {"exit_code": error.exit_code}]
 
 
 def describe_step(step: Step) -> str:

@@ -1,6 +1,6 @@
 """The tables and sentences that the terminal, Markdown and pages (`templates/table.html.j2`) share.
 
-A cell is foreign text, unless its class says what it is.
+A cell is text from other people, unless its class is one of these.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -80,7 +80,11 @@ class Sentence:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """numbers: columns to align at the right; nothing: the text for a table without rows."""
+    """A table of texts.
+
+    numbers: the columns to align at the right.
+    nothing: the text for a table without rows.
+    """
 
     title: str
     columns: Sequence[str]

@@ -47,7 +47,7 @@ def first_matrix(op: Op, name: str) -> str:
     """Return a matrix over the CPU shapes of `nsabench check`. Raises `UsageError` without any."""
     if not op.check_shapes.get("cpu"):
         raise UsageError(
-            f"{op.name} brings no shape to start from",
+            f"{op.name} has no shape to start from",
             "give it `check_shapes`, or write a matrix: docs/how-to/write-a-matrix.md.",
         )
     return environment().get_template("starter.yaml.j2").render(op=op, name=name)

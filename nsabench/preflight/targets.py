@@ -21,8 +21,8 @@ from nsabench.machine.datasheet import Sheet
 from nsabench.machine.environment.pairs import numbers
 
 KIB = 1024
-REGISTERS = 65536  # a multiprocessor's, the same on all of them
-RESERVED_SHARED = KIB  # the driver's share of every block's shared memory
+REGISTERS = 65536  # of a multiprocessor, on every architecture
+RESERVED_SHARED = KIB  # the part of the shared memory of a block that the driver takes
 LOCK = "tritons.txt"
 CACHE_VARIABLE = "NSABENCH_CACHE"
 INSTALL_LIMIT_S = 900

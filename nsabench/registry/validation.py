@@ -112,7 +112,11 @@ def _get_computed_op(item: Implementation, label: str) -> Op:
     if computed is op or missing:
         raise UsageError(
             f"{label} cannot be an alternative to {op.name}: {computed.name} "
-            + (f"has the size {missing[0]}, which {op.name} has not" if missing else "is that op"),
+            + (
+                f"has the size {missing[0]}, which {op.name} does not have"
+                if missing
+                else "is that op"
+            ),
             "name an op whose sizes are all sizes of the implementation's op.",
         )
     return computed

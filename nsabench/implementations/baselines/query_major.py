@@ -1,4 +1,4 @@
-"""Block selection by plain Triton kernels: the algorithm of public libraries, without one."""
+"""Block selection by plain Triton kernels, with the algorithm of public libraries."""
 
 from __future__ import annotations
 

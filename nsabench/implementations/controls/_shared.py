@@ -15,7 +15,7 @@ from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs
 from nsabench.registry import Honest
 
-NOISES = 4.0  # times the format's resolution: such a relative error is seen
+NOISES = 4.0  # times the resolution of the format: parity finds such a relative error
 
 Tensors = tuple[Tensor, ...]
 Options = dict[str, Any]

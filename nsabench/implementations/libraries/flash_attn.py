@@ -1,4 +1,4 @@
-"""FlashAttention by its authors: 2, whose pages of at least 256 keys fit no selection, and 4."""
+"""FlashAttention 2 and 4. Version 2 needs pages of 256 keys or more, which fit no selection."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Flash:
     def cached(
         self, name: str, splits: int, q: Tensor, k: Tensor, v: Tensor, sm_scale: float
     ) -> Tensor:
-        """Attend one query [B,HQ,D] to a cache [B,H,S,D]. splits: of the keys, 0 to suit it."""
+        """Attend one query [B,HQ,D] to a cache [B,H,S,D]. splits: of the keys; 0: automatic."""
         kv = ("k_cache", "v_cache") if name == CACHED else ("k", "v")
         attend = self.find(name, "q", *kv, "softmax_scale", "num_splits")
         _torch.check_flash(q, v)
@@ -100,7 +100,10 @@ def _all_long(rows: int, keys: int, device: torch.device) -> Tensor:
 
 @baseline("decode_selected", "flash_attn_4_pages", **_declared)
 def flash_attn_4_pages(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
-    """The selected blocks as pages, one sequence a KV head; `gather_kv_indices` fits no op here."""
+    """Attend to the selected blocks as pages, with one sequence for each KV head.
+
+    The argument `gather_kv_indices` fits no op here.
+    """
     takes = ("q", "k", "v", "seqused_k", "page_table", "softmax_scale")
     attend = FLASH_4.find(VARLEN, *takes)
     _torch.check_flash(q, v)

@@ -28,7 +28,10 @@ _function = partial(_calls.find_function, FLASH_NSA)
 
 
 def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
-    """Set its global state, as its modules do in each call. Raises `Unsupported` in a capture."""
+    """Set the state of the library, as its modules do in each call.
+
+    Raises `Unsupported` in a capture.
+    """
     if _calls.is_capturing():
         raise Unsupported(f"{FLASH_NSA.name} reads cu_seqlens on the host in each call")
     helper = _function(HELPER)
@@ -36,15 +39,15 @@ def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
         kept = ("kernel_size", "stride", "block_size", "window_size", "top_n")
         state = {name: getattr(helper, name) for name in kept} | sizes
         helper.set_hyperparameters(**state, num_init_blocks=FIRST, num_local_blocks=LOCAL)
-        helper.x_cu_seqlens = None  # what it derived of these is of other sizes
-    helper.init_cu_seqlens(cu_seqlens.clone())  # it keeps them, to compare the next ones with
+        helper.x_cu_seqlens = None  # forget what it derived from other sizes
+    helper.init_cu_seqlens(cu_seqlens.clone())  # it keeps the tensor
 
 
 @baseline("nsa_attention", "flash_nsa_fa4", package=FLASH_NSA, compiled_by="triton")
 def flash_nsa_fa4(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """Its parts, combined as in its `HFNSACore`, with the window of FlashAttention-4."""
+    """Combine the parts of the library as its `HFNSACore` does, with FlashAttention-4's window."""
     _calls.refuse_float32(q, FLASH_NSA.name)
     means = _function(MEANS, "x")
     choose = _function(CHOICE, "q", "k", "lse", "sm_scale", "maybe_efficient_version")

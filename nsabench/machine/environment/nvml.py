@@ -66,7 +66,7 @@ def _count_devices() -> int:
 
 
 class Device:
-    """A device of NVML. torch numbers devices otherwise, but agrees on PCI bus ids."""
+    """A device of NVML. torch numbers devices in another order, but has the same PCI bus ids."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -92,7 +92,7 @@ class Device:
 
     @classmethod
     def count_lost(cls) -> int:
-        """Return the number of devices that fell off the bus: NVML counts them, and no more."""
+        """Return the number of devices that fell off the bus: NVML counts but cannot read them."""
         lost = 0
         for index in range(_count_devices()):
             try:
