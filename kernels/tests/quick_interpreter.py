@@ -4,8 +4,8 @@ Before each operation Triton checks the types and shapes of two operands in doze
 operands have one plain type and need at most a broadcast, which is done here in one step. Triton's
 own functions do the rest.
 
-Before a launch Triton also replaces hundreds of functions of ``triton.language`` by ones of numpy,
-and does so again at every call of every function that a kernel calls, such as ``tl.max``. Within a
+Before a launch Triton also replaces hundreds of functions of ``triton.language`` by ones of numpy.
+It does so again at every call of every function that a kernel calls, such as ``tl.max``. Within a
 launch the second time changes nothing, so here it is done once.
 """
 

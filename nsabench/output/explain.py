@@ -62,7 +62,8 @@ def _list_meanings() -> Iterator[Meaning]:
         yield from (Meaning(word.value, kind, word.meaning) for word in words)
         members = [f"{word.value}: {word.meaning}" for word in words]
         text = "\n".join([inspect.getdoc(words) or "", *members])
-        yield Meaning(words.__name__.lower(), "vocabulary", text)
+        name = re.findall("[A-Z][a-z]+", words.__name__)[-1].lower()  # ThresholdAnswer: answer
+        yield Meaning(name, "vocabulary", text)
     for name in (*checks.CHECKS, "controls"):
         yield Meaning(name, "check", checks.describe_check(name))
     mistakes = files("nsabench").joinpath("checker/diagnosis/mistakes.toml").read_text("utf-8")

@@ -1,8 +1,8 @@
 """Make checked and judged records from plans and logs: the rows of records.parquet.
 
 Each shard of a merged run is judged on its own, with the ceilings and controls of its host. The
-canary, a case that all shards measure, compares the hosts: if the medians of a host differ from
-those of the others, its times decide nothing.
+canary, a case that all shards measure, compares the hosts. If a host has other medians than the
+rest, its times decide nothing.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ def test_the_name_of_a_shard_is_text(tmp_path: Path, shards: list[Path], signer:
     [
         ({"canary_ms": 0.2 * 1.05}, Verdict.INCONCLUSIVE, "over 3% apart"),
         ({"canary_lost": "SIGSEGV in timing"}, Verdict.INCONCLUSIVE, "SIGSEGV in timing"),
-        # The other implementations may still be as fast as elsewhere.
+        # Other implementations may still be as fast as elsewhere.
         ({"canary_crashes": True}, Verdict.INCONCLUSIVE, "SIGSEGV"),
         ({"control_caught": False}, Verdict.INVALID, ""),
     ],

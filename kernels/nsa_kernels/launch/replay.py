@@ -13,9 +13,10 @@ arguments are the signature of a call. The first call of a signature runs plainl
 recorded, and later ones are replayed: they allocate the results and one workspace, and call the
 compiled kernels.
 
-A call always runs plainly if a gradient is wanted, a profiler or a hook watches launches,
-torch.func transforms it, or an argument is not a plain tensor, a number or None. So does a call
-that does more than launch kernels on its arguments and on memory from ``torch.empty``.
+A call always runs plainly if a gradient is wanted, if a profiler or a hook watches launches, or if
+torch.func transforms it. So does a call with an argument that is not a plain tensor, a number or
+None. So does a call that does more than launch kernels on its arguments and on memory from
+``torch.empty``.
 """
 
 from __future__ import annotations

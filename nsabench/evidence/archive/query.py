@@ -84,7 +84,7 @@ def query(
 def _make_view(
     connection: duckdb.DuckDBPyConnection, table: str, segments: Sequence[ds.Dataset]
 ) -> None:
-    """Make a view of all columns of all segments. Those that a segment lacks are null."""
+    """Make a view of all columns of all segments. Columns that a segment lacks are null."""
     known = schema(COLUMNS[table]).remove_metadata()
     connection.register(f"{table}_of_none", known.empty_table())
     parts = [f"SELECT * FROM {table}_of_none"]
