@@ -16,7 +16,7 @@ from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
 from nsabench.model.job import Death, Job
-from nsabench.model.log import Begun, Ended, Log, Observed, Session
+from nsabench.model.log import Begun, Ended, Log, Observed, WriterSession
 from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Comparison
@@ -104,7 +104,7 @@ class Loop:
         assert described is not None and self._executor is not None
         if self.fit or not self.file.log.sessions:
             self._describe_environment(described)
-        session = Session(
+        session = WriterSession(
             run_id=self.plan.run_id,
             plan_sha256=self.plan.sha256,
             environment_sha256=self.folder.hash_environment(),
