@@ -20,6 +20,7 @@ FULL = (
     "tests/images/test_container.py",
     "tests/attacks",
     "tests/docs/test_blocks.py",
+    "tests/docs/test_manual.py",
     "kernels/tests/integrations",
     "kernels/tests/test_blocks_compile.py",
     "kernels/tests/test_layer.py",

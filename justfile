@@ -161,6 +161,11 @@ pictures run: site
         --site results/site/index.html --run "{{ run }}"
     echo "its page: $pages/report.html; pictures: docs/images"
 
+# The manual as a site with search, into results/manual/site; a link that leads nowhere is an error
+docs: install
+    {{ python }} docs/manual.py
+    @echo "the manual: results/manual/site/index.html"
+
 # The site of the published runs, into results/site: open its index.html, or copy it to any host
 site: install
     #!/bin/sh

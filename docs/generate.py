@@ -5,8 +5,10 @@ python docs/generate.py
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 import click
+import yaml
 from pydantic import BaseModel
 
 from nsabench import ops
@@ -26,10 +29,23 @@ from nsabench.model.vocabulary import Direction, DType
 from nsabench.output import explain
 from nsabench.planning.matrix import COMMON_AXES, ImplementationFilter, Matrix
 from nsabench.planning.resolve import shipped_matrices
+from nsabench.running.folder import NAMES
 from nsabench.verdicts.tables import ARROW, COMPARISONS, RECORDS, SAMPLES
 
 MADE = "<!-- Made by docs/generate.py from the code: do not edit. -->\n"
 HERE = Path(__file__).parent
+MEANINGS = yaml.safe_load((HERE / "reference.yaml").read_text())
+# The public modules and their names.
+API = {
+    "nsabench": ("implementation", "Unsupported", "KernelVariant"),
+    "nsabench.registry": ("control", "Honest", "Package"),
+    "nsabench.ops": ("Op", "Shape", "Size", "Inputs", "Work", "Probe"),
+    "nsa_kernels": (),  # all names in `__all__`
+    "nsa_kernels.cuda": ("selection_rows", "selection_ranges", "Unsupported"),
+    "nsa_kernels.integrations.transformers": ("register", "add_gates"),
+    "nsa_kernels.integrations.fla": ("parallel_nsa",),
+}
+SECTION = re.compile(r"(Args|Attributes|Returns|Raises):")
 EXIT_CODES = {
     0: "fine",
     1: "the run is complete and something in it failed",
@@ -64,6 +80,128 @@ def glossary() -> str:
 def library() -> str:
     """The reference of what nsa_kernels takes."""
     return "\n".join(_library()) + "\n"
+
+
+def python() -> str:
+    """The reference of what Python code imports."""
+    return "\n".join(_python()) + "\n"
+
+
+def environment() -> str:
+    """The reference of environment variables."""
+    return "\n".join(_environment()) + "\n"
+
+
+def files() -> str:
+    """The reference of files and folders that are written."""
+    return "\n".join(_files()) + "\n"
+
+
+def _python() -> Iterator[str]:
+    yield f"{MADE}\n# Python API\n"
+    yield _wrapped(
+        "Names that are not on this page may change without notice. [What nsa_kernels "
+        "takes](library.md) says which dtype and condition each call supports. [The README of the "
+        "kernels](../../kernels/README.md) has an example of each.\n"
+    )
+    for name, listed in API.items():
+        module = importlib.import_module(name)
+        yield f"## {name}\n"
+        for member in listed or module.__all__:
+            yield from _member(f"{name}.{member}", getattr(module, member))
+
+
+def _member(name: str, value: Any) -> Iterator[str]:
+    yield f"### `{name}`\n"
+    is_class = inspect.isclass(value)
+    if callable(value) and not (is_class and issubclass(value, ops.Op | BaseException)):
+        yield f"```python\n{_signature(value.__name__, value)}\n```\n"
+    text = inspect.getdoc(value) or ""
+    if (is_class or inspect.isfunction(value)) and not text.startswith(f"{name.split('.')[-1]}("):
+        yield from _docstring(text)
+    elif isinstance(value, dict):
+        yield "| key | meaning |\n|---|---|"
+        yield from (f"| `{key}` | {meaning} |" for key, meaning in value.items())
+        yield ""
+    for method, call in vars(value).items() if is_class else ():
+        text = inspect.getdoc(call) or "" if inspect.isroutine(call) else ""
+        if text and not method.startswith("_"):
+            yield f"#### `{name}.{method}`\n"
+            yield f"```python\n{_signature(method, getattr(value, method))}\n```\n"
+            yield from _docstring(text)
+
+
+def _signature(name: str, call: Any) -> str:
+    """Return the signature, on one line if it fits."""
+    signature = inspect.signature(call)
+    written, kinds = [], {p.kind for p in signature.parameters.values()}
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.VAR_POSITIONAL not in kinds:
+            written.append("*")
+            kinds.add(parameter.VAR_POSITIONAL)
+        annotation = parameter.annotation
+        bare = parameter.replace(annotation=parameter.empty, default=parameter.empty)
+        text = str(bare) + (f": {annotation}" if annotation is not parameter.empty else "")
+        default = parameter.default
+        shown = f'"{default}"' if isinstance(default, str) else repr(default)
+        written.append(text if default is parameter.empty else f"{text} = {shown}")
+    result = signature.return_annotation
+    end = ")" if result in (signature.empty, None, "None") else f") -> {result}"
+    line = f"{name}({', '.join(written)}{end}"
+    if len(line) <= 88:
+        return line
+    return "\n".join([f"{name}(", *(f"    {part}," for part in written), end])
+
+
+def _docstring(text: str) -> Iterator[str]:
+    """Return a docstring as Markdown: its sections are lists."""
+    section = ""
+    for paragraph in re.sub(r"``", "`", text).split("\n\n"):
+        lines = paragraph.splitlines()
+        if lines and (named := SECTION.fullmatch(lines[0])):
+            section = named[1]
+            yield f"**{section}:**\n"
+            lines = textwrap.dedent("\n".join(lines[1:])).splitlines()
+        items: list[str] = []
+        for line in lines:
+            if not items or re.match(r"[\w, ]+: |- ", line) or line == "":
+                items.append(line)
+            else:
+                items[-1] += " " + line.strip()
+        for item in items:
+            words, colon, meaning = item.partition(": ")
+            is_listed = colon and re.fullmatch(r"\w+(, \w+)*", words) and section != "Returns"
+            item = f"- `{words}`: {meaning}" if is_listed else item
+            yield _wrapped(item)
+        yield ""
+
+
+def _environment() -> Iterator[str]:
+    yield f"{MADE}\n# Environment variables\n"
+    yield "All variables that nsabench and nsa_kernels read or set.\n"
+    for title, variables in MEANINGS["environment"].items():
+        yield f"## {title}\n\n| variable | meaning |\n|---|---|"
+        yield from (f"| `{name}` | {meaning} |" for name, meaning in variables.items())
+        yield ""
+
+
+def _files() -> Iterator[str]:
+    yield f"{MADE}\n# Files and folders\n"
+    yield "## A run\n"
+    yield _wrapped(
+        "`nsabench all --out FOLDER` writes a run to FOLDER, or to `results/RUN_ID`. The link "
+        "`results/latest` leads to the run that was begun last.\n"
+    )
+    yield "| file | holds |\n|---|---|"
+    for name in NAMES:
+        yield f"| `{name}` | {MEANINGS['files'][name]} |"
+    yield "| `logs/CASE.log`, `logs/CASE.PASS.log` | the output of the kernels of a case |"
+    yield "| `shards/RUN_ID/` | of a merged run: plan, log, environment and manifest of a shard |"
+    yield "\n## Other folders\n"
+    rows = MEANINGS["folders"]
+    yield f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}"
+    yield from (f"| {' | '.join(row.values())} |" for row in rows)
+    yield "\nnsabench writes nowhere else."
 
 
 def _conformance() -> ModuleType:
@@ -304,6 +442,9 @@ PAGES = {
     "commands": commands,
     "glossary": glossary,
     "library": library,
+    "python": python,
+    "environment": environment,
+    "files": files,
 }
 
 if __name__ == "__main__":

@@ -88,6 +88,14 @@ def test_every_file_of_a_package_is_in_its_wheel(wheels, wheel, folder, package)
     assert sorted(f for f in files if f"{package}/{f}" not in packed) == []
 
 
+@pytest.mark.parametrize("wheel", ["nsabench", "nsa_kernels"])
+def test_a_wheel_holds_the_licence(wheels, wheel) -> None:
+    assert any(
+        name.endswith(".dist-info/licenses/LICENSE")
+        for name in zipfile.ZipFile(wheels[wheel]).namelist()
+    )
+
+
 def test_both_work_where_there_is_no_checkout(wheels, tmp_path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     bin_ = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
@@ -106,3 +114,9 @@ def test_both_work_where_there_is_no_checkout(wheels, tmp_path) -> None:
     assert said.endswith("works\n")
     planned = python("plan", "quick", of=bin_ / "nsabench", where=tmp_path)
     assert "(from nsa-kernels)" in planned
+    command = ("init", "selection_rows", "mine.py")
+    python(*command, of=bin_ / "nsabench", where=tmp_path)
+    checked = python(
+        "check", "mine.py", "--op", "selection_rows", of=bin_ / "nsabench", where=tmp_path
+    )
+    assert "RIGHT" in checked

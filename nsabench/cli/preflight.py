@@ -19,7 +19,7 @@ from nsabench.preflight.launch import CompiledLaunch
 @click.option(
     "--arch",
     multiple=True,
-    default=targets.ARCHITECTURES,
+    default=tuple(targets.ARCHITECTURES),
     show_default=True,
     metavar="LIST",
     help="Architectures to compile for, such as sm_89,sm_90. May be given again.",

@@ -97,6 +97,8 @@ def test_options_are_in_panels_with_a_metavar_and_a_phrase(
     for option in command.params:
         if isinstance(option, click.Option) and name != "completion":
             assert option.help and option.help[0].isupper() and len(option.help.split()) > 2, option
+            record = option.get_help_record(context)
+            assert record and "default: {" not in record[1], record
             assert option.make_metavar(context) not in ("TEXT", "PATH", "INTEGER", "FLOAT"), option
             panels = [p for p, names in PANELS.items() if option.name in names]
             assert len(panels) <= 1 and all(f"{p}:" in shown for p in panels), option

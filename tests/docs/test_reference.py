@@ -2,23 +2,78 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["matrices", "columns", "commands", "glossary", "library"])
-def test_it_is_what_the_code_says(name: str) -> None:
+SOURCES = [
+    ast.parse(path.read_text())
+    for folder in ("nsabench", "kernels/nsa_kernels")
+    for path in (ROOT / folder).rglob("*.py")
+]
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)+_?")
+# They look like variables, and are words of SQL, Docker, CUDA and /etc/os-release.
+OTHERS = {"ARROW_SCAN", "LOCK_SHA256", "PCI_BUS_ID", "PRETTY_NAME"}
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec and spec.loader
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGES = (
+    *("matrices", "columns", "commands", "glossary", "library"),
+    *("python", "environment", "files"),
+)
+
+
+def test_every_generated_page_is_tested(generate: ModuleType) -> None:
+    assert set(PAGES) == set(generate.PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_it_is_what_the_code_says(generate: ModuleType, name: str) -> None:
     text = (ROOT / "docs" / "reference" / f"{name}.md").read_text()
     assert text == getattr(generate, name)(), "run `python docs/generate.py`"
+
+
+def variables() -> set[str]:
+    """Return the environment variables that the code names."""
+    nodes = [node for tree in SOURCES for node in ast.walk(tree)]
+    identifiers = {n.id for n in nodes if isinstance(n, ast.Name)}
+    identifiers |= {n.arg for n in nodes if isinstance(n, ast.arg | ast.keyword) and n.arg}
+    texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    named = {text for text in texts if VARIABLE.fullmatch(text)}
+    return named - identifiers - OTHERS | set(_asked(nodes))
+
+
+def _asked(nodes: list[ast.AST]) -> Iterator[str]:
+    """Yield the names in `os.environ.get(NAME)`."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.get":
+            value = node.args[0]
+            if isinstance(value, ast.Constant):
+                yield value.value
+
+
+def test_every_environment_variable_is_documented() -> None:
+    text = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    documented = set(re.findall(r"^\| `([A-Z0-9_]+)` \|", text, re.M))
+    named = variables()
+    assert len(named) > 30
+    assert documented == named
 
 
 def test_messages_in_troubleshooting_are_those_of_the_code() -> None:

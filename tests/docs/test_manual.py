@@ -1,0 +1,19 @@
+"""The site of the manual builds, and every link in it leads somewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_manual_builds_without_a_warning() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/manual.py"], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    site = ROOT / "results" / "manual" / "site"
+    assert (site / "index.html").exists()
+    assert (site / "search" / "search_index.json").exists()
