@@ -36,7 +36,8 @@ def build() -> int:
         if page != CONFIG.relative_to(ROOT) and "archive" not in page.parts:
             (SOURCE / page).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / page, SOURCE / page)
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", CONFIG]
+    # Not --quiet: it hides warnings, and `strict` counts only what it sees.
+    command = [sys.executable, "-m", "mkdocs", "build", "--config-file", CONFIG]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, check=False, env=quiet).returncode
 
