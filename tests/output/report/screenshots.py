@@ -19,7 +19,7 @@ from nsabench.output.report import Facts
 from nsabench.running.run import Finished
 from tests.output.report.browser import Browser, chromium
 
-WIDE, HIGH = 100, 34  # columns and lines of the terminal
+WIDE, HIGH = 80, 24  # columns and lines of the terminal
 # Name, width and height in pixels, dark, what is on top.
 OF_A_PAGE = (
     ("report", 1200, 1150, False, "header"),
@@ -79,8 +79,10 @@ def shown(run: Path) -> Console:
     finished = Finished(facts.folder, Plan.read(run / "plan.json"), facts.results, *took(facts))
     terminal.print_summary(finished, whole)
     screen = Console(file=io.StringIO(), record=True, width=WIDE)
-    for line in whole.file.getvalue().splitlines()[-HIGH:]:
-        screen.print(Text.from_ansi(line), no_wrap=True, crop=True)
+    printed = [Text.from_ansi(line) for line in whole.file.getvalue().splitlines()]
+    lines = [part for line in printed for part in line.wrap(screen, WIDE) or [line]]
+    for line in lines[1 - HIGH :]:  # below the prompt
+        screen.print(line, no_wrap=True, crop=True)
     return screen
 
 
