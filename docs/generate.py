@@ -158,21 +158,26 @@ def _docstring(text: str) -> Iterator[str]:
     section = ""
     for paragraph in re.sub(r"``", "`", text).split("\n\n"):
         lines = paragraph.splitlines()
-        if lines and (named := SECTION.fullmatch(lines[0])):
-            section = named[1]
+        if lines and (title := SECTION.fullmatch(lines[0])):
+            section = title[1]
             yield f"**{section}:**\n"
             lines = textwrap.dedent("\n".join(lines[1:])).splitlines()
         items: list[str] = []
         for line in lines:
-            if not items or re.match(r"[\w, ]+: |- ", line) or line == "":
+            if not items or re.match(r"\w[\w, ]*( \(.*?\))?: |- ", line) or line == "":
                 items.append(line)
             else:
                 items[-1] += " " + line.strip()
+        before = "- "
         for item in items:
             words, colon, meaning = item.partition(": ")
-            is_listed = colon and re.fullmatch(r"\w+(, \w+)*", words) and section != "Returns"
-            item = f"- `{words}`: {meaning}" if is_listed else item
+            named = re.fullmatch(r"(\w+(?:, \w+)*)( \(.*\))?", words) if colon else None
+            if named and section != "Returns":
+                item = f"- `{named[1]}`{named[2] or ''}: {meaning}"
+            if item.startswith("- ") and not before.startswith("- "):
+                yield ""  # else Markdown takes the list for a part of the paragraph
             yield _wrapped(item)
+            before = item
         yield ""
 
 
