@@ -23,9 +23,9 @@ KINDS = ("*.md", "*.png", "*.svg", "*.yml", "*.pub")
 def pages() -> Iterator[Path]:
     """Yield the pages and what they show, as paths in the repository."""
     yield from (path.relative_to(ROOT) for path in sorted(ROOT.glob("*.md")))
-    for folder in ("docs", "notes", "kernels", "docker"):
+    for folder in ("docs", "notes", "kernels", "docker", "tests"):
         for kind in KINDS:
-            pattern = kind if folder in ("kernels", "docker") else f"**/{kind}"
+            pattern = kind if folder in ("kernels", "docker", "tests") else f"**/{kind}"
             yield from (path.relative_to(ROOT) for path in sorted((ROOT / folder).glob(pattern)))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+GENERATED = "<!-- Made by"
 MOST_COLUMNS = 100
 
 
