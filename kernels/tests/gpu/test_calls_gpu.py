@@ -44,7 +44,7 @@ def spans() -> Tensors:
 
 def whole(*x: torch.Tensor) -> torch.Tensor:
     q, k, v, gates, *cu = x
-    return nsa_kernels.nsa_attention(q, k, v, gates, *cu, window=100)
+    return nsa_kernels.nsa_attention(q, k, v, gates, cu_seqlens=cu[0] if cu else None, window=100)
 
 
 def window(*x: torch.Tensor) -> Tensors:
