@@ -14,12 +14,13 @@ from nsabench.output import templates
 @_help.command("init")
 @click.argument("op")
 @click.argument("file", type=_options.FILE, metavar="FILE.py")
+@click.option("--cuda", is_flag=True, help="CUDA C++ compiled by NVRTC instead of Triton.")
 @_options.loaded_ops
-def command(op: str, file: Path, ops_file: Path | None) -> None:
+def command(op: str, file: Path, cuda: bool, ops_file: Path | None) -> None:
     """Write a first kernel and a matrix for an op.
 
-    FILE.py holds a right but slow implementation of OP, its oracle. Replace it by your kernel. The
-    matrix is beside it.
+    FILE.py holds a Triton kernel for OP that is right, and the shapes of its arguments. The file of
+    an op of your own holds its oracle instead. The matrix is beside it.
 
     Example: nsabench init selection_rows mine.py
     """
@@ -28,7 +29,7 @@ def command(op: str, file: Path, ops_file: Path | None) -> None:
         raise UsageError(
             f"{file.name!r} cannot name an implementation", "give a file such as mine.py."
         )
-    kernel = templates.first_kernel(ops.get(op), name, str(ops_file or ""))
+    kernel = templates.first_kernel(ops.get(op), name, str(ops_file or ""), cuda=cuda)
     texts = {file: kernel, file.with_suffix(".yaml"): templates.first_matrix(ops.get(op), name)}
     for path in texts:
         if path.exists():

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsabench import labels
@@ -13,6 +16,13 @@ from nsabench.text import shown
 
 if TYPE_CHECKING:
     import jinja2
+
+DEVICES = {
+    "triton": '"cuda", "interpreter"',
+    "cuda": '"cuda",',
+    "oracle": '"cuda", "cpu"',
+}
+HELPERS = {name: ["nsa"] for name in ("decode_step", "nsa_attention", "nsa_without_window")}
 
 
 def environment(**options: Any) -> jinja2.Environment:
@@ -28,14 +38,30 @@ def environment(**options: Any) -> jinja2.Environment:
     )
 
 
-def first_kernel(op: Op, name: str, ops_file: str = "") -> str:
-    """Return a module that implements `op` by its oracle. ops_file: the user's file of the op."""
+def first_kernel(op: Op, name: str, ops_file: str = "", *, cuda: bool = False) -> str:
+    """Return a module with a kernel that is right. ops_file: the user's file of the op.
+
+    The kernel is in Triton, or in CUDA C++ with `cuda`. An op from outside is implemented by its
+    oracle.
+    """
+    templates = environment()
+    body = f"starters/{op.name}.j2"
+    language = "cuda" if cuda else "triton"
+    if f"{op.name}.j2" not in {Path(t).name for t in templates.list_templates()} or ops_file:
+        if cuda:
+            raise UsageError(f"there is no CUDA C++ kernel for {op.name}", "leave --cuda out.")
+        body, language = "starters/_oracle.j2", "oracle"
     optional = [f"{argument}=None" for argument in op.optional]
     named_only = ["*", *op.options] if op.options else []
-    template = environment().get_template("starter.py.j2")
-    return template.render(
+    about = inspect.getdoc(sys.modules[type(op).__module__]) or ""
+    return templates.get_template("starter.py.j2").render(
         op=op,
         name=name,
+        about=about.splitlines(),
+        body=body,
+        language=language,
+        devices=DEVICES[language],
+        helpers=HELPERS.get(op.name, ["places"] if "cu_seqlens" in op.optional else []),
         with_ops=f" --ops {ops_file}" if ops_file else "",
         signature=", ".join([*op.arguments, *optional, *named_only]),
         tensors=_format_dictionary(op.arguments),

@@ -40,6 +40,27 @@ def test_the_first_kernel_of_every_op_is_right(name: str, tmp_path: Path) -> Non
         assert tuple(out.shape) == op.output_shape(inputs)
 
 
+def test_check_says_right_of_every_first_kernel(tmp_path: Path, nsabench: Nsabench) -> None:
+    texts = [templates.first_kernel(ops.get(name), f"my_{name}") for name in ops.shipped()]
+    (tmp_path / "mine.py").write_text("\n".join(texts))
+    done = nsabench("check", "mine.py", "--device", "cpu", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers = json.loads(done.stdout)
+    assert {a["op"] for a in answers if a["right"]} == set(ops.shipped())
+
+
+@pytest.mark.parametrize("name", ops.shipped())
+def test_the_first_kernel_in_cuda_compiles(name: str) -> None:
+    core = pytest.importorskip("cuda.core")
+    pytest.importorskip("cuda.bindings.nvrtc")
+    text = templates.first_kernel(ops.get(name), "mine", cuda=True)
+    compile(text, "mine.py", "exec")
+    source = text.split('"""')[1]
+    macros = [("GROUP", "4"), ("D", "72"), ("DV", "40")]
+    options = core.ProgramOptions(arch="sm_90", define_macro=macros)
+    assert core.Program(source, "c++", options).compile("cubin").code
+
+
 def test_what_init_writes_is_checked_as_it_says(
     tmp_path: Path, nsabench: Nsabench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
