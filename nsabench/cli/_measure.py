@@ -52,7 +52,7 @@ def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
             finished, terminal.console(), signed=signed, verbose=asked.verbose, wide=asked.wide
         )
     if asked.junit is not None:
-        ci.write_junit(ci.list_tests(finished.results), asked.junit, finished.plan.run_id)
+        ci.write_junit(ci.list_suites(finished.plan, finished.results), asked.junit)
     return result.exit_code(finished)
 
 

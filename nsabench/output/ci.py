@@ -1,34 +1,52 @@
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 from nsabench import labels
 from nsabench.files import write_text
+from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role
+from nsabench.output.standing import is_of_the_user
 from nsabench.text import shown
 from nsabench.verdicts.results import Results
+
+JUDGED = ("verdict", "best_baseline", "speedup", "speedup_lo", "speedup_hi")
+# Suites, in the order of the file.
+CANDIDATES, OTHERS, CONTROLS = "candidates", "baselines and others", "controls"
 
 
 @dataclass(frozen=True)
 class Test:
-    """A test case of JUnit. It passed if `failed` and `skipped` are empty. kind: of failure."""
+    """A test case of JUnit. It passed if `failed` and `skipped` are empty. kind: of failure.
+
+    time_s: the median time of a call.
+    """
 
     group: str
     name: str
     failed: str = ""
     skipped: str = ""
     kind: str = ""
+    time_s: float | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def list_tests(results: Results) -> list[Test]:
-    tests = [_test_record(record) for record in results.records]
-    of_all = results.failures
+def list_suites(plan: Plan, results: Results) -> dict[str, list[Test]]:
+    """Return the tests of a run by suite. The first has the user's candidates."""
+    suites: dict[str, list[Test]] = {CANDIDATES: [], OTHERS: [], CONTROLS: []}
+    has_own = any(is_of_the_user(plan, r) for r in results.records)
+    for record in results.records:
+        suite = CONTROLS if record.role is Role.CONTROL else OTHERS
+        if record.role is Role.CANDIDATE and (is_of_the_user(plan, record) or not has_own):
+            suite = CANDIDATES
+        suites[suite].append(_test_record(record))
+    failed = sum(bool(test.failed) for tests in suites.values() for test in tests)
     # Failures of the whole run come first.
-    of_records = sum(bool(test.failed) for test in tests)
-    whole = "; ".join(of_all[: len(of_all) - of_records])
-    return [Test("run", "every check was put to the proof", whole, kind="invalid"), *tests]
+    whole = "; ".join(results.failures[: len(results.failures) - failed])
+    suites[CONTROLS].append(Test("run", "every check was shown to work", whole, kind="invalid"))
+    return {name: tests for name, tests in suites.items() if tests}
 
 
 def _test_record(record: Record) -> Test:
@@ -39,32 +57,45 @@ def _test_record(record: Record) -> Test:
     if record.status in BENIGN:
         was_compared = record.median_ms is not None or record.mae is not None
         skipped = "" if was_compared else f"{record.status}: {record.reason}"
-        return Test(group, name, skipped=skipped)
+        time_s = None if record.median_ms is None else record.median_ms / 1e3
+        judged = {name: str(value) for name in JUDGED if (value := getattr(record, name))}
+        return Test(group, name, skipped=skipped, time_s=time_s, properties=judged)
     why = f"{record.status}: {record.diagnosis or record.reason}"
     return Test(group, name, why, kind=record.status.value)
 
 
-def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
-    """Write one suite as JUnit XML. Raises `UsageError` if the path cannot be written."""
-    suite = Xml.Element(
-        "testsuite",
-        name=_make_plain(name),
-        tests=str(len(tests)),
-        failures=str(sum(bool(test.failed) for test in tests)),
-        errors="0",
-        skipped=str(sum(bool(test.skipped) for test in tests)),
-    )
-    for test in tests:
-        names = {"classname": _make_plain(test.group), "name": _make_plain(test.name)}
-        case = Xml.SubElement(suite, "testcase", names)
-        if test.failed:
-            Xml.SubElement(case, "failure", type=test.kind, message=_make_plain(test.failed))
-        elif test.skipped:
-            Xml.SubElement(case, "skipped", message=_make_plain(test.skipped))
+def write_junit(suites: Mapping[str, Sequence[Test]], path: Path) -> Path:
+    """Write suites as JUnit XML. Raises `UsageError` if the path cannot be written."""
     root = Xml.Element("testsuites")
-    root.append(suite)
+    for suite_name, tests in suites.items():
+        suite = Xml.SubElement(
+            root,
+            "testsuite",
+            name=_make_plain(suite_name),
+            tests=str(len(tests)),
+            failures=str(sum(bool(test.failed) for test in tests)),
+            errors="0",
+            skipped=str(sum(bool(test.skipped) for test in tests)),
+        )
+        for test in tests:
+            _add_test(suite, test)
     Xml.indent(root)
     return write_text(path, Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n")
+
+
+def _add_test(suite: Xml.Element, test: Test) -> None:
+    names = {"classname": _make_plain(test.group), "name": _make_plain(test.name)}
+    if test.time_s is not None:
+        names["time"] = f"{test.time_s:.9f}"
+    case = Xml.SubElement(suite, "testcase", names)
+    if test.properties:
+        properties = Xml.SubElement(case, "properties")
+        for name, value in test.properties.items():
+            Xml.SubElement(properties, "property", name=name, value=_make_plain(value))
+    if test.failed:
+        Xml.SubElement(case, "failure", type=test.kind, message=_make_plain(test.failed))
+    elif test.skipped:
+        Xml.SubElement(case, "skipped", message=_make_plain(test.skipped))
 
 
 def _make_plain(text: str) -> str:
