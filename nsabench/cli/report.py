@@ -22,9 +22,12 @@ from nsabench.output import report
 @click.option(
     "--derive", is_flag=True, help="Also write the tables and thresholds, from plan and log alone."
 )
+@click.option(
+    "--markdown", "as_markdown", is_flag=True, help="Print a summary for a pull request instead."
+)
 @_options.ops_of_the_run
 @_options.as_json
-def command(run: Path, out: Path | None, derive: bool, as_json: bool) -> None:
+def command(run: Path, out: Path | None, derive: bool, as_markdown: bool, as_json: bool) -> None:
     """Write the report of a run.
 
     Writes report.html and selection_report.md.
@@ -33,6 +36,9 @@ def command(run: Path, out: Path | None, derive: bool, as_json: bool) -> None:
     """
     admit(run, tables=False)
     facts = report.Facts.read(run)
+    if as_markdown:
+        say(report.summarise(facts), nl=False)
+        return
     folder = out or run
     signed = signed_around(folder)
     if signed is not None:

@@ -8,7 +8,7 @@ from nsabench.output.report.facts import Facts
 HTML = "report.html"
 MARKDOWN = "selection_report.md"
 
-__all__ = ["HTML", "MARKDOWN", "Facts", "write_html", "write_markdown"]
+__all__ = ["HTML", "MARKDOWN", "Facts", "summarise", "write_html", "write_markdown"]
 
 
 def write_html(facts: Facts, folder: Path) -> Path:
@@ -23,3 +23,9 @@ def write_markdown(facts: Facts, folder: Path) -> Path:
     from nsabench.output.report.markdown import render
 
     return write_text(folder / MARKDOWN, render(facts))
+
+
+def summarise(facts: Facts) -> str:
+    from nsabench.output.report.markdown import summarise
+
+    return summarise(facts)

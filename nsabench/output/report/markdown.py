@@ -1,9 +1,10 @@
-"""Writes selection_report.md: plain text, by which two runs can be compared."""
+"""Writes selection_report.md, by which two runs can be compared, and a summary in Markdown."""
 
+from dataclasses import replace
 from typing import Any
 
-from nsabench.output import tables
-from nsabench.output.document import Ours, TableBlock, as_markdown, number, table_as_markdown
+from nsabench.output import answer, tables
+from nsabench.output.document import Ours, Sentence, TableBlock, as_markdown, number, table_as_markdown
 from nsabench.output.report import tables as report_tables
 from nsabench.output.report.facts import Facts, commands, machine
 from nsabench.output.standing import tally_of_controls
@@ -11,6 +12,9 @@ from nsabench.output.templates import environment
 from nsabench.text import code, markdown
 
 MOST = 40  # lines of a list of problems; records.parquet holds all
+MOST_LINES = 60  # for a pull request
+MOST_OF_A_KIND = 8  # candidates, break-even lengths and failures there
+LINES_AROUND = 11  # a table's title and head, the rows left out, the meanings of marks
 
 
 def render(facts: Facts) -> str:
@@ -36,6 +40,38 @@ def render(facts: Facts) -> str:
         unproven=facts.results.unproven,
         commands=commands(facts),
     )
+
+
+def summarise(facts: Facts) -> str:
+    """Return the answer of a run for a pull request, in at most `MOST_LINES` lines."""
+    own, others = answer.split_candidates(facts.plan, facts.records)
+    decisions = [] if facts.invalidating else facts.decisions
+    lines = [
+        f"# {markdown(facts.title)}",
+        "",
+        as_markdown(answer.describe_outcome(facts.plan, facts.results)),
+        "",
+    ]
+    for standing in own[:MOST_OF_A_KIND]:
+        found = markdown("; ".join(answer.list_findings(standing, decisions)))
+        lines.append(f"- {code(standing.implementation)} ({markdown(standing.op)}): {found}")
+    payments = [] if facts.invalidating else facts.payments
+    rest = [*answer.describe_payments(payments)][:MOST_OF_A_KIND]
+    rest += [answer.describe_shipped(others)] if others else []
+    controls = tally_of_controls(facts.records)
+    rest += [f"controls: {controls}" if controls else "no control ran", facts.trust]
+    rest += [f"failed: {failure}" for failure in facts.results.failures[:MOST_OF_A_KIND]]
+    lines += [f"- {markdown(text)}" for text in rest]
+    for block in tables.candidates([r for s in own for r in s.records], wide=False):
+        room = MOST_LINES - len(lines) - LINES_AROUND
+        if isinstance(block, Table) and room > 0:
+            cut = replace(block, rows=block.rows[:room])
+            more = len(block.rows) - len(cut.rows)
+            lines += ["", *as_markdown(cut).splitlines()]
+            lines += ["", f"and {more} more."] if more else []
+        elif isinstance(block, Sentence):  # the meaning of a mark
+            lines += ["", as_markdown(block)]
+    return "\n".join(lines) + "\n"
 
 
 def _make_safe(value: Any) -> Any:

@@ -17,19 +17,21 @@ from nsabench.checks.roofline import DeviceLimits, least_time
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Column, Comparison, Record, columns
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role, Status
-from nsabench.output import grouped
-from nsabench.output.document import Name, Strong, TableBlock, Tag, number
-from nsabench.output.report import html, payment_chart
+from nsabench.output import answer, grouped
+from nsabench.output.document import Name, TableBlock, Tag, number
+from nsabench.output.report import html, payment_chart, ratio_chart
 from nsabench.output.report.facts import Facts, surroundings
 from nsabench.output.report.tables import shards
 from nsabench.output.standing import tally_of_controls
 from nsabench.verdicts import thresholds_yaml
-from nsabench.verdicts.break_even import CALLED, BreakEven
+from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.tables import COMPARISONS, RECORDS
 
 SCRIPTS = ("series.js", "charts.js", "main.js")
 MOST_LOGS = 30  # excerpts; the run's folder has the whole logs
+MOST_SHOWN = 3  # candidates on the first screen
 
+OPEN = ("decision", "failed")
 COLUMNS = tuple(column.name for column in columns(Record))
 # The fields of a comparison by their names in the scripts.
 COMPARED = {
@@ -51,6 +53,10 @@ class Section:
     question: str
     context: Callable[[Facts], Any] = lambda facts: None
     applies: Callable[[Facts], bool] = lambda facts: True
+
+    @property
+    def is_folded(self) -> bool:
+        return self.name not in OPEN
 
 
 def render(facts: Facts) -> str:
@@ -172,26 +178,16 @@ def _build_cases(payment: BreakEven) -> TableBlock:
     return TableBlock(title, ("case", "ratio [95 %]", "by", "against"), rows)
 
 
-def _build_payments(payments: Sequence[BreakEven]) -> TableBlock:
-    regimes = [regime for regime in CALLED if any(p.regime is regime for p in payments)]
-    rows = []
-    for what, own in grouped(payments, lambda p: p.what).items():
-        by_regime = {p.regime: p for p in own}
-        rows.append((what, *(_describe_answer(by_regime.get(regime)) for regime in regimes)))
-    columns = ("does it pay?", *(f"{CALLED[regime]} ({regime})" for regime in regimes))
-    return TableBlock("Does it pay?", columns, rows)
-
-
-def _describe_answer(payment: BreakEven | None) -> str:
-    if payment is None:
-        return "–"
-    against = payment.used[1] if payment.length is not None else []
-    return Strong(", against ".join(filter(None, (payment.sentence, ", ".join(against)))))
-
-
 def _gather_decision(facts: Facts) -> dict[str, Any]:
+    own, others = answer.split_candidates(facts.plan, facts.records)
+    decisions = [] if facts.invalidating else facts.decisions
+    payments = [] if facts.invalidating else facts.payments
     return {
-        "pays": _build_payments(facts.payments),
+        "outcome": answer.describe_outcome(facts.plan, facts.results),
+        "candidates": [(s, answer.list_findings(s, decisions)) for s in [*own, *others]],
+        "chart": None if facts.invalidating else ratio_chart.build(own),
+        "most": MOST_SHOWN,
+        "payments": list(answer.describe_payments(payments)),
         "controls": tally_of_controls(facts.records),
         "unproven": facts.results.unproven,
         "thresholds": thresholds_yaml.as_yaml(facts.decisions, facts.payments),
@@ -281,7 +277,16 @@ def _gather_controls(facts: Facts) -> dict[str, Any]:
 
 SECTIONS = (
     Section(
-        "decision", "Decision", "Is it right, is it faster, and from where on?", _gather_decision
+        "decision",
+        "Decision",
+        "Is it right, is it faster, and from which length?",
+        _gather_decision,
+    ),
+    Section(
+        "failed",
+        "Failures",
+        "What failed, and how?",
+        lambda facts: gather_failures(facts.records, facts.log),
     ),
     Section(
         "pays",
@@ -298,12 +303,6 @@ SECTIONS = (
     ),
     Section("why", "Time", "Why: how far is each implementation from what the device can do?"),
     Section("correct", "Parity", "Is the output right?", _gather_parity),
-    Section(
-        "failed",
-        "Failures",
-        "What failed, and how?",
-        lambda facts: gather_failures(facts.records, facts.log),
-    ),
     Section("trust", "Trust", "Can it be trusted?", _build_checks),
     Section(
         "shards",

@@ -1,4 +1,4 @@
 from nsabench.output.terminal.progress import Progress, console
-from nsabench.output.terminal.summary import print_findings, print_summary
+from nsabench.output.terminal.summary import print_findings, print_sentences, print_summary
 
-__all__ = ["Progress", "console", "print_findings", "print_summary"]
+__all__ = ["Progress", "console", "print_findings", "print_sentences", "print_summary"]

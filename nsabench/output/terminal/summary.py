@@ -1,6 +1,5 @@
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 
 from rich.console import Console
@@ -9,23 +8,14 @@ from rich.text import Text
 from nsabench import labels
 from nsabench.checks.controls import guarded_regime
 from nsabench.checks.finding import Effect, Finding
-from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Catch, Pays, Role, Status, ThresholdAnswer, Verdict
-from nsabench.output import grouped, tables
+from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
+from nsabench.output import answer, grouped, tables
 from nsabench.output.document import FAILED, STYLES, Sentence, on_terminal
-from nsabench.output.standing import (
-    Standing,
-    is_of_the_user,
-    name_untried,
-    standings,
-    tally_of_controls,
-)
+from nsabench.output.standing import is_of_the_user, tally_of_controls
 from nsabench.running.run import Finished
 from nsabench.text import shown
 from nsabench.verdicts import break_even, threshold
-from nsabench.verdicts.break_even import CALLED, BreakEven
 from nsabench.verdicts.records import STATUS_OF
-from nsabench.verdicts.threshold import Decision
 
 MOST_LINES = 12  # of the answer
 WIDTH = 80  # of the answer
@@ -58,7 +48,11 @@ def print_summary(
         console.print(block)
     # Programs that read a pipe look for whole sentences.
     width = min(console.width, WIDTH) if console.is_terminal else sys.maxsize
-    for sentence in describe_end(finished, signed, width=width):
+    print_sentences(describe_end(finished, signed, width=width), console)
+
+
+def print_sentences(sentences: Iterable[Sentence], console: Console) -> None:
+    for sentence in sentences:
         console.print(Text(shown(sentence.text), sentence.style), soft_wrap=True)
 
 
@@ -126,13 +120,11 @@ def describe_end(finished: Finished, signed: str = "", *, width: int = WIDTH) ->
     A run without candidates of the user shows all candidates.
     """
     records, plan = finished.results.records, finished.plan
-    everything = standings(records)
-    own = [s for s in everything if is_of_the_user(plan, s.records[0])] or everything
-    shipped = [s for s in everything if s not in own]
+    own, shipped = answer.split_candidates(plan, records)
     page = finished.folder.path / "report.html"
     after = [
-        *list(describe_payments(break_even.decide(records)))[:MOST_PAYS],
-        *([_describe_shipped(shipped)] if shipped else []),
+        *list(answer.describe_payments(break_even.decide(records)))[:MOST_PAYS],
+        *([answer.describe_shipped(shipped)] if shipped else []),
         _describe_trust(finished, signed),
     ]
     last = [line for text in after for line in _wrap(text, width)]
@@ -142,89 +134,20 @@ def describe_end(finished: Finished, signed: str = "", *, width: int = WIDTH) ->
         decisions = threshold.decide_run(records, plan)
     room, lines = MOST_LINES - 1 - len(last), list[Sentence]()
     for place, standing in enumerate(own):
-        text = _wrap(_describe_candidate(standing, decisions), width)
+        text = _wrap(answer.describe_candidate(standing, decisions), width)
         is_last = place == len(own) - 1
         if len(lines) + len(text) > room - (not is_last):
             lines.append(Sentence(f"and {len(own) - place} more: see the table"))
             break
         style = "" if standing.right == standing.ran else FAILED
         lines += [Sentence(line, style) for line in text]
-    return [_describe_outcome(finished), *lines, *map(Sentence, last)]
+    took = f" in {finished.wall_s:.1f} s"
+    outcome = answer.describe_outcome(plan, finished.results, took)
+    return [outcome, *lines, *map(Sentence, last)]
 
 
 def _wrap(text: str, width: int) -> list[str]:
     return wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def _describe_outcome(finished: Finished) -> Sentence:
-    results = finished.results
-    missed = {r.implementation for r in results.records if r.caught is Catch.MISSED}
-    time = f" in {finished.wall_s:.1f} s"
-    if missed:
-        count = "a control was" if len(missed) == 1 else f"{len(missed)} controls were"
-        return Sentence(f"invalid{time}: {count} not caught", FAILED)
-    untried = name_untried(finished.plan, results.records)
-    if untried and not results.failures:
-        return Sentence(f"complete{time}, but no candidate was tried: {untried}", "bold yellow")
-    failed = {
-        (r.op, r.implementation): _name_failure(r)
-        for r in results.records
-        if r.role is not Role.CONTROL and r.status not in BENIGN
-    }
-    counts = Counter(failed.values())
-    texts = [f"{n} {what.replace(' ', 's ', 1) if n > 1 else what}" for what, n in counts.items()]
-    if not texts and results.failures:
-        return Sentence(f"invalid{time}: {results.failures[0]}", FAILED)
-    return Sentence(", ".join([f"complete{time}", *texts]), FAILED if texts else "bold green")
-
-
-def _name_failure(record: Record) -> str:
-    noun = "kernel" if record.role is Role.CANDIDATE else str(record.role)
-    return f"{noun} {'wrong' if record.status is Status.WRONG else 'failed'}"
-
-
-def _describe_candidate(standing: Standing, decisions: Sequence[Decision]) -> str:
-    own = [d for d in decisions if (d.op, d.candidate) == (standing.op, standing.implementation)]
-    parts = [f"{standing.implementation}: {standing.correctness}", *standing.speed]
-    for (sentence, why), alike in grouped(own, lambda d: (d.sentence, _explain(d))).items():
-        regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
-        parts.append(f"{sentence} ({regimes}{f'; {why}' if why else ''})")
-    return "; ".join(parts)
-
-
-def _explain(decision: Decision) -> str:
-    by = decision.decided_by
-    if decision.answer is ThresholdAnswer.NO and by is not None:
-        verdict, status = by.comparison.verdict, by.record.status
-        found = str(verdict if status is Status.OK else status)
-        if verdict is Verdict.FASTER:
-            found += f", but not surely {decision.margin:g} times as fast,"
-        return f"{found} at {decision.axis}={by.length}"
-    return decision.reasons[0] if decision.reasons else ""
-
-
-def _describe_shipped(shipped: Sequence[Standing]) -> str:
-    failed = [s.implementation for s in shipped if s.right != s.ran]
-    but = f", not {', '.join(failed)}" if failed else ""
-    return f"shipped candidates: {len(shipped) - len(failed)} of {len(shipped)} are right{but}"
-
-
-def describe_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
-    """Yield lines such as `nsa_attention pays from Python (queue): 64/4 forward from T = 32768`."""
-    for (op, regime), of_op in grouped(payments, lambda p: (p.op, p.regime)).items():
-        parts = []
-        for heads, own in grouped(of_op, lambda p: p.heads).items():
-            lengths = ", ".join(f"{p.direction} {_describe_length(p)}" for p in own)
-            parts.append(f"{heads} {lengths}".strip())
-        yield f"{op} pays {CALLED[regime]} ({regime}): {'; '.join(parts)}"
-
-
-def _describe_length(p: BreakEven) -> str:
-    if p.answer is Pays.FROM:
-        return f"from {p.axis} = {p.length}"
-    if p.answer is Pays.NO:
-        return f"{p.answer} (up to {p.axis} = {p.greatest})"
-    return str(p.answer)
 
 
 def _describe_trust(finished: Finished, signed: str) -> str:

@@ -23,8 +23,19 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
 
-    def open(self, path: Path, *, width: int = 1440, height: int = 900, dark: bool = False) -> None:
-        """Load a file at a width that a window could not have, and wait until it is drawn."""
+    def open(
+        self,
+        path: Path,
+        *,
+        width: int = 1440,
+        height: int = 900,
+        dark: bool = False,
+        unfold: bool = True,
+    ) -> None:
+        """Load a file at a width that a window could not have, and wait until it is drawn.
+
+        unfold: open all sections.
+        """
         self.size(width, height)
         scheme = "dark" if dark else "light"
         self.cdp(
@@ -38,6 +49,8 @@ class Browser:
         self.driver.get_log("browser")
         self.driver.get(path.as_uri())
         self.wait_drawn(1)
+        if unfold:
+            self.js("document.querySelectorAll('details.fold').forEach(d => { d.open = true; })")
 
     def size(self, width: int, height: int) -> None:
         self.cdp(

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from nsabench.cli.report import command
@@ -11,6 +12,7 @@ from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.text import markdown
+from tests.commands import invoke
 from tests.output.report.conftest import make_run
 from tests.runs import SIGNER, Made
 from tests.runs import make_run as make_whole_run
@@ -114,3 +116,14 @@ def test_what_an_implementation_printed_is_its_own_pass_by_pass(tmp_path: Path) 
     later = ["--- confirmation", "a last word"]
     assert facts.log(case_id, "mine").splitlines() == ["both", "Traceback", *later]
     assert facts.log(case_id, "other").splitlines() == ["both", "nothing of mine", *later]
+
+
+@pytest.mark.parametrize("candidates", [1, 20])
+def test_a_summary_fits_a_pull_request(tmp_path: Path, candidates: int) -> None:
+    names = tuple(f"kernel_{n}" for n in range(candidates))
+    run = make_whole_run(tmp_path / "run", Made(implementations=names))
+    done = invoke("report", run, "--markdown")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 60
+    assert "`kernel_0` (selection_rows): RIGHT 16 of 16" in done.stdout
+    assert not (run / "report.html").exists(), "it only prints"

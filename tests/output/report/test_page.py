@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.model.vocabulary import Kind
+from nsabench.model.vocabulary import Kind, Status
 from nsabench.output.report import Facts, write_html
 from tests.output.report.browser import Browser
 from tests.runs import Made, make_run
@@ -131,6 +131,51 @@ def unfolded(browser: Browser, table: str) -> dict[str, str]:
     return dict(pairs)
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (375, 760)])
+@pytest.mark.parametrize("outcome", ["right", "wrong"])
+def test_the_first_screen_answers(
+    tmp_path: Path, browser: Browser, outcome: str, width: int, height: int
+) -> None:
+    status = Status.OK if outcome == "right" else Status.WRONG
+    made = {"status": lambda length: status, "queue_ratio": lambda _: 1.5}
+    browser.open(called(tmp_path, **made), width=width, height=height, unfold=False)
+    browser.screenshot(SHOTS / f"first-{outcome}-{width}.png", full=False)
+    inner = browser.js("return [innerWidth, document.documentElement.scrollWidth]")
+    assert inner[1] <= inner[0], "the page scrolls sideways"
+    answer, chart = browser.js(
+        "const box = (s) => document.querySelector(s)?.getBoundingClientRect();"
+        "return [box('.findings li'), box('.answer svg')]"
+    )
+    assert answer["bottom"] < height
+    if outcome == "right" and width == 1280:
+        assert chart["bottom"] < height
+    elif outcome == "wrong":
+        assert chart is None, "what is wrong has no ratio"
+    text = browser.js("return document.querySelector('.answer').innerText")
+    assert outcome.upper() in text and "worth using" in text
+    assert ("device: 1." in text and "queue: 1.50x" in text) is (outcome == "right")
+
+
+def test_all_but_the_answer_and_the_failures_is_folded_and_a_link_unfolds_it(
+    page: Path, browser: Browser
+) -> None:
+    browser.open(page, unfold=False)
+    unfolded: list[str] = browser.js(
+        "return [...document.querySelectorAll('main > section')]"
+        ".filter(s => !s.querySelector('details.fold:not([open])')).map(s => s.id)"
+    )
+    assert unfolded == ["decision", "failed"]
+    browser.js("document.querySelector('nav a[href=\"#trust\"]').click()")
+    browser.until("return document.querySelector('#trust details.fold').open")
+
+
+def test_the_chart_of_the_answer_names_the_alternative(tmp_path: Path) -> None:
+    page = called(tmp_path, dense_ratio=lambda _: 3.0).read_text()
+    answer = page.partition('class="answer"')[2].partition("</figure>")[0]
+    for name in ("sdpa_gqa", "dense"):
+        assert re.search(rf">(device|queue): against {name}</text>", answer)
+
+
 @pytest.mark.parametrize("table", ["candidates", "records", "case"])
 def test_what_a_call_costs_its_caller_stands_below_its_row(
     tmp_path: Path, browser: Browser, table: str
@@ -172,7 +217,7 @@ def test_who_signed_stands_on_the_first_screen(page: Path, browser: Browser) -> 
     browser.open(page, width=1280, height=800)
     assert browser.js("return document.title") == "selection_rows on NVIDIA Imaginary · nsabench"
     top, text = browser.js(
-        "const t = document.querySelector('.trust'), c = document.querySelector('.card');"
+        "const t = document.querySelector('.trust'), c = document.querySelector('.findings');"
         "return [c.getBoundingClientRect().bottom, t.textContent]"
     )
     assert "Unsigned: nothing shows that it was not altered" in text
@@ -206,7 +251,7 @@ def test_an_invalid_run_says_so_first(invalid_run: Path, browser: Browser, tmp_p
     browser.screenshot(SHOTS / "report-invalid.png", full=False)
     first = browser.js("return document.querySelector('main section').textContent")
     assert first.index("This run is invalid and decides nothing") < first.index("quick_one")
-    assert browser.js("return document.querySelectorAll('.tally').length") == 0
+    assert browser.js("return document.querySelectorAll('.findings').length") == 0
     assert browser.js("return document.title").startswith("INVALID")
     assert browser.errors() == []
 
@@ -221,7 +266,7 @@ def test_a_kernel_that_was_only_checked_is_not_called_inconclusive(
     tmp_path: Path, browser: Browser
 ) -> None:
     page = write_html(Facts.read(make_run(tmp_path / "run", Made(samples=0))), tmp_path)
-    card = page.read_text().partition('<article class="card">')[2].partition("</article>")[0]
-    assert "not timed" in card and "inconclusive" not in card
+    answer = page.read_text().partition('class="answer"')[2].partition("</section>")[0]
+    assert "not timed" in answer and "inconclusive" not in answer
     browser.open(page)
     assert {row[2] for row in browser.rows("candidates")} == {"not timed"}

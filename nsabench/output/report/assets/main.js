@@ -96,6 +96,7 @@ function showCase(caseId, from) {
   const groups = seriesOf(chosen().filter((r) => r.role !== "control"));
   for (const [key, members] of groups) if (members.includes(record)) selected.series = key;
   selected.caseId = caseId;
+  document.getElementById("why").querySelector("details").open = true;
   fillPickers();
   drawTime();
   drawSamples();
@@ -107,9 +108,24 @@ function showCase(caseId, from) {
   }
 }
 
+// A chart needs the width that it will have, so folded sections are open while it is drawn.
+async function drawUnfolded() {
+  const folded = [...document.querySelectorAll("details.fold:not([open])")];
+  folded.forEach((d) => { d.open = true; });
+  await drawAll();
+  folded.forEach((d) => { d.open = false; });
+  reveal();
+}
+
+function reveal() {
+  const fold = location.hash && document.getElementById(location.hash.slice(1))?.querySelector("details.fold");
+  if (fold && !fold.open) { fold.open = true; fold.scrollIntoView(); }
+}
+
 async function main() {
   await unpack();
-  const redraw = () => { drawAll(); };
+  const redraw = () => { drawUnfolded(); };
+  addEventListener("hashchange", reveal);
   buildFilters(() => { drawTables(); redraw(); });
   watchTheme(redraw);
   document.getElementById("pick-series")?.addEventListener("change", (event) => {
@@ -124,7 +140,7 @@ async function main() {
   });
   redrawWhenNarrowed(redraw);
   drawTables();
-  await drawAll();
+  await drawUnfolded();
 }
 
 main();

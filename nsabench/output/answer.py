@@ -1,0 +1,98 @@
+"""The answer of a run in sentences, which the terminal, the page and Markdown share."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from nsabench.model.plan import Plan
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Role, Status, Verdict
+from nsabench.output import grouped
+from nsabench.output.document import FAILED, Sentence
+from nsabench.output.standing import Standing, is_of_the_user, name_untried, standings
+from nsabench.verdicts.break_even import CALLED, BreakEven
+from nsabench.verdicts.results import Results
+from nsabench.verdicts.threshold import Decision
+
+
+def split_candidates(
+    plan: Plan, records: Sequence[Record]
+) -> tuple[list[Standing], list[Standing]]:
+    """Return the user's candidates and the others. Without any of the user, all are the first."""
+    everything = standings(records)
+    own = [s for s in everything if is_of_the_user(plan, s.records[0])] or everything
+    return own, [s for s in everything if s not in own]
+
+
+def describe_outcome(plan: Plan, results: Results, took: str = "") -> Sentence:
+    """Return whether the run is complete, and how many kernels failed. took: ` in 12.3 s`."""
+    missed = {r.implementation for r in results.records if r.caught is Catch.MISSED}
+    if missed:
+        count = "a control was" if len(missed) == 1 else f"{len(missed)} controls were"
+        return Sentence(f"invalid{took}: {count} not caught", FAILED)
+    untried = name_untried(plan, results.records)
+    if untried and not results.failures:
+        return Sentence(f"complete{took}, but no candidate was tried: {untried}", "bold yellow")
+    failed = {
+        (r.op, r.implementation): _name_failure(r)
+        for r in results.records
+        if r.role is not Role.CONTROL and r.status not in BENIGN
+    }
+    counts = Counter(failed.values())
+    texts = [f"{n} {what.replace(' ', 's ', 1) if n > 1 else what}" for what, n in counts.items()]
+    if not texts and results.failures:
+        return Sentence(f"invalid{took}: {results.failures[0]}", FAILED)
+    return Sentence(", ".join([f"complete{took}", *texts]), FAILED if texts else "bold green")
+
+
+def _name_failure(record: Record) -> str:
+    noun = "kernel" if record.role is Role.CANDIDATE else str(record.role)
+    return f"{noun} {'wrong' if record.status is Status.WRONG else 'failed'}"
+
+
+def describe_candidate(standing: Standing, decisions: Sequence[Decision]) -> str:
+    return f"{standing.implementation}: {'; '.join(list_findings(standing, decisions))}"
+
+
+def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str]:
+    """Return in words whether a candidate is right, its ratios, and from which length to use it."""
+    own = [d for d in decisions if (d.op, d.candidate) == (standing.op, standing.implementation)]
+    parts = [standing.correctness, *standing.speed]
+    for (sentence, why), alike in grouped(own, lambda d: (d.sentence, _explain(d))).items():
+        regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
+        parts.append(f"{sentence} ({regimes}{f'; {why}' if why else ''})")
+    return parts
+
+
+def _explain(decision: Decision) -> str:
+    by = decision.decided_by
+    if decision.answer is Answer.NO and by is not None:
+        verdict, status = by.comparison.verdict, by.record.status
+        found = str(verdict if status is Status.OK else status)
+        if verdict is Verdict.FASTER:
+            found += f", but not surely {decision.margin:g} times as fast,"
+        return f"{found} at {decision.axis}={by.length}"
+    return decision.reasons[0] if decision.reasons else ""
+
+
+def describe_shipped(shipped: Sequence[Standing]) -> str:
+    failed = [s.implementation for s in shipped if s.right != s.ran]
+    but = f", not {', '.join(failed)}" if failed else ""
+    return f"shipped candidates: {len(shipped) - len(failed)} of {len(shipped)} are right{but}"
+
+
+def describe_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
+    """Yield lines such as `nsa_attention pays from Python (queue): 64/4 forward from T = 32768`."""
+    for (op, regime), of_op in grouped(payments, lambda p: (p.op, p.regime)).items():
+        parts = []
+        for heads, own in grouped(of_op, lambda p: p.heads).items():
+            lengths = ", ".join(f"{p.direction} {_describe_length(p)}" for p in own)
+            parts.append(f"{heads} {lengths}".strip())
+        yield f"{op} pays {CALLED[regime]} ({regime}): {'; '.join(parts)}"
+
+
+def _describe_length(p: BreakEven) -> str:
+    if p.answer is Pays.FROM:
+        return f"from {p.axis} = {p.length}"
+    if p.answer is Pays.NO:
+        return f"{p.answer} (up to {p.axis} = {p.greatest})"
+    return str(p.answer)
