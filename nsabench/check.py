@@ -59,7 +59,12 @@ class CheckResult:
     case: Case
     record: Record
     baseline: Record | None
-    log: str  # what it printed and raised
+    traceback: str
+    printed: str  # by all kernels of the case, which share a process
+
+    @property
+    def log(self) -> str:
+        return "\n".join(filter(None, (self.printed.rstrip(), self.traceback)))
 
 
 def check_file(
@@ -111,13 +116,12 @@ def _measure(plan: Plan, executor: Executor) -> Iterator[CheckResult]:
         ceilings=Ceilings(),
     )
     log = Log([session])
-    printed: dict[tuple[str, str], str] = {}
+    printed: dict[str, str] = {}
+    traces: dict[tuple[str, str], str] = {}
 
     def keep_printed(job: Job, observations: Sequence[Observation], text: str) -> None:
-        traces = {o.implementation: o.traceback for o in observations}
-        for name in job.implementations:
-            parts = (text.rstrip(), traces.get(name, ""))
-            printed[job.case.id, name] = "\n".join(filter(None, parts))
+        printed[job.case.id] = text
+        traces.update({(job.case.id, o.implementation): o.traceback for o in observations})
 
     while (job := next(plan_main(plan, log), None)) is not None:
         run_job(job, executor, log.extend, keep_printed)
@@ -127,7 +131,8 @@ def _measure(plan: Plan, executor: Executor) -> Iterator[CheckResult]:
             record = records[planned.id, name]
             if record.role is Role.CANDIDATE:
                 best = records.get((planned.id, record.best_baseline))
-                yield CheckResult(planned.case, record, best, printed.get(record.key, ""))
+                output = traces.get(record.key, ""), printed.get(planned.id, "")
+                yield CheckResult(planned.case, record, best, *output)
 
 
 def plan(

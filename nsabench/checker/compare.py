@@ -109,6 +109,18 @@ def measure(
     )
 
 
+def describe_worst(name: str, output: Tensor, expected: Tensor) -> str:
+    """Return the index of the element that is farthest off, and what is there and expected."""
+    if not output.numel():
+        return ""
+    off = (output.double() - expected.double()).abs().nan_to_num(nan=math.inf)
+    # An oracle holds NaN in rows that are not compared.
+    number = int(torch.where(expected.isfinite(), off, -1.0).argmax())
+    index = ", ".join(map(str, np.unravel_index(number, output.shape)))
+    found, right = output.flatten()[number].item(), expected.flatten()[number].item()
+    return f"{name}[{index}] is {found:.5g} and should be {right:.5g}"
+
+
 def _measure_pieces(
     result: Tensor, expected: Tensor, factor: float
 ) -> Iterator[tuple[Tensor, Tensor]]:

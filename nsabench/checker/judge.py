@@ -221,18 +221,28 @@ class OutputJudge:
 
     def _judge(self, tally: ErrorTally, is_diagnosed: bool) -> Judged:
         errors = {} if tally.errors is None else asdict(tally.errors)
+        element = self._describe_element(tally.suspect) if is_diagnosed else ""
         diagnosis = self._diagnose(tally) if is_diagnosed else Diagnosis()
         return Judged(
             status=tally.status,
             reason=tally.reason,
             diagnosis=diagnosis.text,
             diagnosis_id=diagnosis.id,
+            worst_element=element,
             **{
                 name: value
                 for name, value in errors.items()
                 if not isinstance(value, float) or math.isfinite(value)
             },
         )
+
+    def _describe_element(self, suspect: Suspect | None) -> str:
+        if suspect is None:
+            return ""
+        delivery = suspect.delivery
+        expected = self._find_oracles(delivery).expected[delivery.set][suspect.name]
+        factor = 1.0 if suspect.name == OUTPUT else delivery.factor
+        return compare.describe_worst(suspect.name, suspect.result, expected * factor)
 
     def _diagnose(self, tally: ErrorTally) -> Diagnosis:
         suspect, tally.suspect = tally.suspect, None

@@ -65,6 +65,7 @@ class Judged(Message):
     reason: str = ""
     diagnosis: str = ""
     diagnosis_id: str = ""
+    worst_element: str = ""
     mae: Number | None = None
     max_abs_err: Number | None = None
     rel_l2: Number | None = None

@@ -1,23 +1,21 @@
 import sys
-import time
-from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from nsabench import ops
 from nsabench.check import CheckRequest, check_file
-from nsabench.cli import _help, _options
+from nsabench.cli import _help, _options, _watch
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say, say_json
 from nsabench.errors import NsabenchError, UsageError
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.output import check as shown
+from nsabench.output import terminal
 from nsabench.output.result import NOT_TRIED
 from nsabench.output.standing import DECLINED
 from nsabench.running import planner
-
-POLL_S = 0.3
 
 
 @_help.command("check")
@@ -74,9 +72,12 @@ def command(
             own_ops = asked.ops_file.absolute() if asked.ops_file is not None else None
             if own_ops is not None:
                 ops.load_file(own_ops)
+            device = planner.choose_device(asked.device)
+            if not asked.as_json:
+                say(shown.header(file, device, datetime.now()))
             request = CheckRequest(
                 file=file.absolute(),
-                device=planner.choose_device(asked.device),
+                device=device,
                 op=op,
                 shapes=shapes,
                 dtype=DType(dtype),
@@ -90,14 +91,14 @@ def command(
             if asked.as_json:
                 say_json(shown.refusal(error))
             elif watch:  # the next save may correct it
+                _watch.await_save()
                 say(f"nsabench: {error}\n{error.remedy}", err=True)
             else:
                 raise
             return error.exit_code
 
     if watch:
-        for _ in _saves(file.absolute()):
-            checked()
+        _watch.repeat(file.absolute(), checked, lambda: say("saved: starting again", err=True))
     return checked()
 
 
@@ -110,22 +111,8 @@ def _check(request: CheckRequest, as_json: bool) -> int:
     if as_json:
         say_json(shown.as_json(results))
     else:
-        say("\n".join(shown.lines(results)))
+        terminal.print_sentences(shown.lines(results), terminal.console())
     if any(map(shown.has_failed, results)):
         return 1
     # On this device every kernel declines.
     return NOT_TRIED if all(a.record.status in DECLINED for a in results) else 0
-
-
-def _saves(file: Path) -> Iterator[None]:
-    seen: object = None
-    while True:
-        try:
-            status = file.stat()
-            now = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except FileNotFoundError:  # an editor replaces it
-            now = None
-        if now is not None and now != seen:
-            seen = now
-            yield
-        time.sleep(POLL_S)

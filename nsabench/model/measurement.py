@@ -68,6 +68,7 @@ class Observation(Message):
     # If it is ok: what its error looks like if the checks then find it wrong.
     diagnosis: str = ""
     diagnosis_id: str = ""  # such as `not-causal`
+    worst_element: str = ""  # of what is wrong: its index, and what was found and expected
     mae: Number | None = None
     max_abs_err: Number | None = None
     rel_l2: Number | None = None

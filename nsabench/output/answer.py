@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, ThresholdAnswer, Catch, Pays, Role, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.document import FAILED, Sentence
 from nsabench.output.standing import Standing, is_of_the_user, name_untried, standings
@@ -65,7 +65,7 @@ def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str
 
 def _explain(decision: Decision) -> str:
     by = decision.decided_by
-    if decision.answer is Answer.NO and by is not None:
+    if decision.answer is ThresholdAnswer.NO and by is not None:
         verdict, status = by.comparison.verdict, by.record.status
         found = str(verdict if status is Status.OK else status)
         if verdict is Verdict.FASTER:

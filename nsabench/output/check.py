@@ -1,29 +1,54 @@
 from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from nsabench import labels
 from nsabench.channel import Step
 from nsabench.check import CheckResult
 from nsabench.errors import NsabenchError
+from nsabench.machine.environment import nvml
+from nsabench.model.plan import Device
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Regime, Status
 from nsabench.output import grouped
-from nsabench.output.standing import head, loud
+from nsabench.output.document import FAILED, STYLES, Sentence
+from nsabench.output.standing import DECLINED, head, loud
 
 LOG_LINES = 40
 FORM = 2  # the version of the JSON, which changes with the meaning of a field
 
 
-def lines(results: Sequence[CheckResult]) -> Iterator[str]:
+def header(file: Path, device: Device, now: datetime) -> str:
+    visible = nvml.Device.visible() if device == "cuda" else None
+    name = visible.name() if visible else None
+    return f"{file} on {name or f'the {device.upper()}'}, {now:%H:%M:%S}"
+
+
+def lines(results: Sequence[CheckResult]) -> Iterator[Sentence]:
     groups = grouped(results, lambda result: (result.record.implementation, result.case.op))
     for (name, op), cases in sorted(groups.items()):
-        yield f"{name} ({op}): {head([result.record for result in cases])}"
+        style = STYLES["ok"]
+        if any(map(has_failed, cases)):
+            style = FAILED
+        elif all(result.record.status in DECLINED for result in cases):
+            style = STYLES["skipped"]
+        yield Sentence(f"{name} ({op}): {head([result.record for result in cases])}", style)
         for result in cases:
-            yield f"  {labels.case_with_op(result.case)}: {_describe_outcome(result)}"
-        log = next((a.log for a in cases if has_failed(a) and a.log.strip()), "")
-        if log:
-            yield "  what it printed and raised:"
-            yield from (f"    {line}" for line in log.rstrip().splitlines()[-LOG_LINES:])
+            yield Sentence(f"  {labels.case_with_op(result.case)}: {_describe_outcome(result)}")
+            if element := _find_observed(result.record, "worst_element"):
+                yield Sentence(f"    {element}")
+        trace = next((a.traceback for a in cases if has_failed(a) and a.traceback.strip()), "")
+        yield from _indent_log(trace)
+    printed = dict.fromkeys(a.printed for a in results if has_failed(a) and a.printed.strip())
+    if printed:
+        yield Sentence("what the kernels of these cases printed:")
+        yield from _indent_log("\n".join(printed))
+
+
+def _indent_log(text: str) -> Iterator[Sentence]:
+    for line in text.rstrip().splitlines()[-LOG_LINES:]:
+        yield Sentence(f"    {line}", "dim")
 
 
 def as_json(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
@@ -40,7 +65,8 @@ def as_json(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
             "right": result.record.status is Status.OK,
             "reason": result.record.reason if has_failed(result) else "",
             "diagnosis": result.record.diagnosis,
-            "diagnosis_id": _find_diagnosis_id(result.record),
+            "diagnosis_id": _find_observed(result.record, "diagnosis_id"),
+            "worst_element": _find_observed(result.record, "worst_element"),
             "rel_l2": result.record.rel_l2,
             "device_ms": result.record.median_ms,
             "queued_ms": result.record.median_in(Regime.QUEUE),
@@ -90,9 +116,10 @@ def _describe_outcome(result: CheckResult) -> str:
     return f"{times}; {interval} x as fast as {against}{said}"
 
 
-def _find_diagnosis_id(record: Record) -> str:
-    observation = record.observation if record.diagnosis else None
-    return observation.diagnosis_id if observation else ""
+def _find_observed(record: Record, name: str) -> str:
+    is_wrong = record.status is Status.WRONG
+    observation = record.observation if is_wrong else None
+    return str(getattr(observation, name)) if observation else ""
 
 
 def _find_caution(record: Record) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
-from types import SimpleNamespace
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from nsabench import check as checking
 from nsabench import ops
-from nsabench.cli import check as check_command
 from nsabench.cli import group
+from nsabench.cli._watch import repeat
 from nsabench.errors import UsageError
 from nsabench.output.check import describe_step
 from nsabench.output.explain import explain
@@ -64,7 +65,9 @@ def check(*arguments: object) -> Result:
 def test_right_and_wrong_are_said_first(two: Path) -> None:
     first = check(two, *SMALL)
     assert first.return_value == 1, first.output
-    wrong, why, right, times = first.output.splitlines()
+    header, wrong, why, element, right, times = first.output.splitlines()
+    assert re.fullmatch(r".*two\.py on the CPU, \d\d:\d\d:\d\d", header)
+    assert re.fullmatch(r" +output\[\d+, \d+, \d+\] is \S+ and should be \S+", element)
     assert wrong == "first_half (selection_rows): WRONG 1 of 1"
     assert "selection_rows N4 H2 D32 L16 fp16: attends to the first 8 of 16 keys" in why
     assert right == "right (selection_rows): RIGHT 1 of 1"
@@ -127,39 +130,30 @@ def test_what_is_not_timed_has_no_times_and_no_ratio(two: Path) -> None:
     assert off["status"] == "wrong", off
 
 
-def test_it_is_checked_again_whenever_it_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that is broken for a while, or gone while an editor puts another in its place."""
+def test_it_is_checked_again_whenever_it_is_saved(tmp_path: Path) -> None:
+    """A file that is gone while an editor puts another in its place, and is saved in a check."""
     path = tmp_path / "mine.py"
     path.write_text("first")
-    edits = iter(
-        [
-            lambda: None,
-            lambda: path.write_text("second, broken"),
-            path.unlink,
-            lambda: path.write_text("third"),
-        ]
-    )
-    looked = []
+    rounds, ended = [], []
 
-    def between_two_looks(seconds: float) -> None:
-        try:
-            next(edits)()
-        except StopIteration:
-            raise KeyboardInterrupt from None
+    def check_once() -> None:
+        rounds.append(path.read_text())
+        if rounds[-1] == "first":
+            path.unlink()
+            Timer(0.5, path.write_text, ["second, saved too early"]).start()
+        elif rounds[-1] == "third":
+            raise KeyboardInterrupt
+        else:
+            path.write_text("third")
+            time.sleep(60)  # the save ends it
+            ended.append("slept through")
 
-    def looked_at(question: Any, as_json: bool) -> int:
-        looked.append(question.file.read_text())
-        if "broken" in looked[-1]:
-            raise UsageError("it is broken", "mend it.")
-        return 0
-
-    monkeypatch.setattr(check_command, "time", SimpleNamespace(sleep=between_two_looks))
-    monkeypatch.setattr(check_command, "_check", looked_at)
-    done = check(path, "--device", "cpu", "--watch")
-    assert looked == ["first", "second, broken", "third"]
-    assert "nsabench: it is broken\nmend it." in done.output
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        repeat(path, check_once, on_saved=lambda: ended.append("saved"))
+    assert rounds == ["first", "second, saved too early", "third"]
+    assert ended[-1] == "saved" and "slept through" not in ended
+    assert time.monotonic() - started < 30
 
 
 def test_a_person_learns_at_once_whether_it_is_right(two: Path) -> None:

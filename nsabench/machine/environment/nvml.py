@@ -119,6 +119,9 @@ class Device:
             handle = attempt(pynvml.nvmlDeviceGetHandleByUUID, first) if first else None
         return cls(handle) if handle is not None else None
 
+    def name(self) -> str | None:
+        return attempt(pynvml.nvmlDeviceGetName, self.handle)
+
     def index(self) -> int | None:
         return attempt(pynvml.nvmlDeviceGetIndex, self.handle)
 

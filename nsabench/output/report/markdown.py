@@ -4,7 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from nsabench.output import answer, tables
-from nsabench.output.document import Ours, Sentence, TableBlock, as_markdown, number, table_as_markdown
+from nsabench.output.document import (
+    Ours,
+    Sentence,
+    TableBlock,
+    as_markdown,
+    number,
+    table_as_markdown,
+)
 from nsabench.output.report import tables as report_tables
 from nsabench.output.report.facts import Facts, commands, machine
 from nsabench.output.standing import tally_of_controls
@@ -64,7 +71,7 @@ def summarise(facts: Facts) -> str:
     lines += [f"- {markdown(text)}" for text in rest]
     for block in tables.candidates([r for s in own for r in s.records], wide=False):
         room = MOST_LINES - len(lines) - LINES_AROUND
-        if isinstance(block, Table) and room > 0:
+        if isinstance(block, TableBlock) and room > 0:
             cut = replace(block, rows=block.rows[:room])
             more = len(block.rows) - len(cut.rows)
             lines += ["", *as_markdown(cut).splitlines()]

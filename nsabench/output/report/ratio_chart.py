@@ -54,7 +54,7 @@ def build(standings: Sequence[Standing]) -> RatioChart | None:
 
 
 def _build(standing: Standing) -> RatioChart | None:
-    by_series = grouped(standing.right, lambda r: ops.ladder(r))
+    by_series = grouped(standing.right, lambda r: ops.series_key(r))
     series = max(by_series.values(), key=len, default=[])
     lines = {
         f"{regime}: against {names}": points
