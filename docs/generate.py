@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -26,7 +27,7 @@ from nsabench.cli import group
 from nsabench.model.case import FixedCount, RatioCI, Timing, Tolerances
 from nsabench.model.record import Column
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.output import explain
+from nsabench.output import explain, programs
 from nsabench.planning.matrix import COMMON_AXES, ImplementationFilter, Matrix
 from nsabench.planning.resolve import shipped_matrices
 from nsabench.running.folder import NAMES
@@ -70,6 +71,11 @@ def commands() -> str:
 def columns() -> str:
     """The reference of the Parquet files."""
     return "\n".join(_columns()) + "\n"
+
+
+def json_schema() -> str:
+    """The schema of what commands print with --json."""
+    return json.dumps(programs.schema(), indent=1) + "\n"
 
 
 def glossary() -> str:
@@ -457,4 +463,5 @@ if __name__ == "__main__":
 
     for page, text in PAGES.items():
         (HERE / "reference" / f"{page}.md").write_text(text())
+    (HERE / "reference" / "json.schema.json").write_text(json_schema())
     published.fill_pages()

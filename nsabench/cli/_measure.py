@@ -2,7 +2,7 @@
 
 from nsabench import conclusion
 from nsabench.cli._options import Measuring
-from nsabench.cli._say import say_json
+from nsabench.cli._say import say_document
 from nsabench.cli._trust import refuse_inside
 from nsabench.errors import Interrupted, UsageError
 from nsabench.machine.environment.collect import memory_of
@@ -46,7 +46,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
 def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
     """Show the end of a run, and return the exit code. signed: a sentence about the signature."""
     if asked.as_json:
-        say_json(result.as_data(finished, signed))
+        say_document(result.as_document(finished, signed))
     else:
         terminal.print_summary(
             finished, terminal.console(), signed=signed, verbose=asked.verbose, wide=asked.wide

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from pydantic import BaseModel
 
 from nsabench.text import shown
 
@@ -54,6 +55,10 @@ def say(text: object, *, err: bool = False, nl: bool = True) -> None:
 
 def say_json(data: object) -> None:
     say(json.dumps(data, indent=1, default=str))
+
+
+def say_document(document: BaseModel) -> None:
+    say_json(document.model_dump(mode="json"))
 
 
 def say_columns(rows: Sequence[Sequence[object]]) -> None:

@@ -8,7 +8,7 @@ from nsabench import ops
 from nsabench.check import CheckRequest, check_file
 from nsabench.cli import _help, _options, _watch
 from nsabench.cli._options import Measuring
-from nsabench.cli._say import say, say_json
+from nsabench.cli._say import say, say_document
 from nsabench.errors import NsabenchError, UsageError
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.output import check as shown
@@ -89,7 +89,7 @@ def command(
             return _check(request, asked.as_json)
         except NsabenchError as error:
             if asked.as_json:
-                say_json(shown.refusal(error))
+                say_document(shown.refusal(error))
             elif watch:  # the next save may correct it
                 _watch.await_save()
                 say(f"nsabench: {error}\n{error.remedy}", err=True)
@@ -108,11 +108,11 @@ def _check(request: CheckRequest, as_json: bool) -> int:
     results = check_file(
         request, lambda step: say(shown.describe_step(step), err=True) if waits else None
     )
+    # 5: on this device every kernel declines.
+    declined = all(a.record.status in DECLINED for a in results)
+    code = 1 if any(map(shown.has_failed, results)) else NOT_TRIED if declined else 0
     if as_json:
-        say_json(shown.as_json(results))
+        say_document(shown.as_document(results, code))
     else:
         terminal.print_sentences(shown.lines(results), terminal.console())
-    if any(map(shown.has_failed, results)):
-        return 1
-    # On this device every kernel declines.
-    return NOT_TRIED if all(a.record.status in DECLINED for a in results) else 0
+    return code

@@ -4,7 +4,7 @@ from typing import Literal
 import click
 
 from nsabench.cli import _help, _options
-from nsabench.cli._say import say, say_json
+from nsabench.cli._say import say, say_document
 from nsabench.cli._trust import say_unsigned
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import compare, terminal
@@ -64,8 +64,10 @@ def command(
         if side.trust is Trust.UNSIGNED:
             say_unsigned(side.folder)
     comparison = compare.compare(sides, intersection=intersection, band=band)
+    failed = list(comparison.failures(slower=fail_on == "regression")) if fail_on else []
+    code = 1 if failed else 0
     if as_json:
-        say_json(document.as_data(comparison))
+        say_document(document.as_document(comparison, code))
     elif as_markdown:
         say(document.to_markdown(comparison), nl=False)
     else:
@@ -76,7 +78,6 @@ def command(
             cell, shift = doubtful[0]
             example = f"such as {cell.name}: {shift.why}"
             say(f"undecided: {len(doubtful)} cells in {side.name}, {example}", err=True)
-    failed = list(comparison.failures(slower=fail_on == "regression")) if fail_on else []
     for sentence in failed:
         say(f"failed: {sentence}", err=True)
-    return 1 if failed else 0
+    return code

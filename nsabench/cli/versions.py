@@ -1,4 +1,3 @@
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
         # An implementation may not exist under every Triton.
         comparison = compare(read(finished), intersection=True)
         terminal.console().print(document.render(comparison))
-        data = json.dumps(document.as_data(comparison), indent=1) + "\n"
+        data = document.as_document(comparison).model_dump_json(indent=1) + "\n"
         say(write_text(out / "comparison.md", document.to_markdown(comparison)))
         say(write_text(out / "comparison.json", data))
     if any(not run.finished for run in measured):

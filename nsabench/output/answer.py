@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, ThresholdAnswer, Catch, Pays, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, Catch, Pays, Role, Status, ThresholdAnswer, Verdict
 from nsabench.output import grouped
 from nsabench.output.document import FAILED, Sentence
 from nsabench.output.standing import Standing, is_of_the_user, name_untried, standings
@@ -56,7 +56,7 @@ def describe_candidate(standing: Standing, decisions: Sequence[Decision]) -> str
 def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str]:
     """Return in words whether a candidate is right, its ratios, and from which length to use it."""
     own = [d for d in decisions if (d.op, d.candidate) == (standing.op, standing.implementation)]
-    parts = [standing.correctness, *standing.speed]
+    parts = [standing.correctness, *standing.speed, *filter(None, [standing.proviso])]
     for (sentence, why), alike in grouped(own, lambda d: (d.sentence, _explain(d))).items():
         regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
         parts.append(f"{sentence} ({regimes}{f'; {why}' if why else ''})")

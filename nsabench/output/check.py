@@ -1,7 +1,6 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from nsabench import labels
 from nsabench.channel import Step
@@ -13,10 +12,10 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Regime, Status
 from nsabench.output import grouped
 from nsabench.output.document import FAILED, STYLES, Sentence
+from nsabench.output.programs import CheckDocument, Checked, Outcome
 from nsabench.output.standing import DECLINED, head, loud
 
 LOG_LINES = 40
-FORM = 2  # the version of the JSON, which changes with the meaning of a field
 
 
 def header(file: Path, device: Device, now: datetime) -> str:
@@ -51,44 +50,37 @@ def _indent_log(text: str) -> Iterator[Sentence]:
         yield Sentence(f"    {line}", "dim")
 
 
-def as_json(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
-    """Return the results for programs, to which fields are only ever added."""
-    return [
-        {
-            "version": FORM,
-            "error": "",
-            "implementation": result.record.implementation,
-            "op": result.case.op,
-            "case": labels.case_with_op(result.case),
-            "case_id": result.case.id,
-            "status": result.record.status,
-            "right": result.record.status is Status.OK,
-            "reason": result.record.reason if has_failed(result) else "",
-            "diagnosis": result.record.diagnosis,
-            "diagnosis_id": _find_observed(result.record, "diagnosis_id"),
-            "worst_element": _find_observed(result.record, "worst_element"),
-            "rel_l2": result.record.rel_l2,
-            "device_ms": result.record.median_ms,
-            "queued_ms": result.record.median_in(Regime.QUEUE),
-            "host_us": result.record.host_us,
-            "baseline": result.baseline.implementation if result.baseline else None,
-            "baseline_device_ms": result.baseline.median_ms if result.baseline else None,
-            "baseline_queued_ms": result.baseline.median_in(Regime.QUEUE)
-            if result.baseline
-            else None,
-            "speedup": result.record.speedup,
-            "speedup_lo": result.record.speedup_lo,
-            "speedup_hi": result.record.speedup_hi,
-            "caution": _find_caution(result.record),
-            "log": result.log if has_failed(result) else "",
-        }
-        for result in results
-    ]
+def as_document(answers: Sequence[CheckResult], exit_code: int) -> CheckDocument:
+    return CheckDocument(exit_code=exit_code, answers=list(map(_describe_checked, answers)))
 
 
-def refusal(error: NsabenchError) -> list[dict[str, Any]]:
-    common = {"version": FORM, "error": str(error), "remedy": error.remedy, "right": False}
-    return [common | {"exit_code": error.exit_code}]
+def refusal(error: NsabenchError) -> CheckDocument:
+    return CheckDocument(exit_code=error.exit_code, error=str(error), remedy=error.remedy)
+
+
+def _describe_checked(result: CheckResult) -> Checked:
+    record, best = result.record, result.baseline
+    failed = has_failed(result)
+    values = Outcome.values_of(record) | {
+        "reason": record.reason if failed else "",
+        "caution": _find_caution(record),
+        "best_baseline": best.implementation if best else "",
+    }
+    return Checked(
+        **values,
+        case_id=result.case.id,
+        case=labels.case_with_op(result.case),
+        op=result.case.op,
+        implementation=record.implementation,
+        right=record.status is Status.OK,
+        diagnosis_id=_find_observed(record, "diagnosis_id"),
+        worst_element=_find_observed(record, "worst_element"),
+        rel_l2=record.rel_l2,
+        host_us=record.host_us,
+        baseline_ms=best.median_ms if best else None,
+        baseline_queue_ms=best.median_in(Regime.QUEUE) if best else None,
+        log=result.log if failed else "",
+    )
 
 
 def describe_step(step: Step) -> str:

@@ -80,8 +80,7 @@ class Standing:
     @property
     def proviso(self) -> str:
         unproven = sum(r.unproven_verdict and not _is_untimed(r) for r in self.records)
-        rest = [f"{unproven} rest on an unproven check"] if unproven else []
-        return "".join(f"; {text}" for text in [*rest, *self._cautions])
+        return f"{unproven} rest on an unproven check" if unproven else ""
 
     @property
     def correctness(self) -> str:
@@ -109,7 +108,8 @@ class Standing:
 
     @property
     def sentence(self) -> str:
-        return f"{', '.join([self.correctness, *self.speed])}{self.proviso}"
+        proviso = f"; {self.proviso}" if self.proviso else ""
+        return f"{', '.join([self.correctness, *self.speed])}{proviso}"
 
 
 def is_of_the_user(plan: Plan, record: Record) -> bool:

@@ -45,7 +45,7 @@ def test_check_says_right_of_every_first_kernel(tmp_path: Path, nsabench: Nsaben
     (tmp_path / "mine.py").write_text("\n".join(texts))
     done = nsabench("check", "mine.py", "--device", "cpu", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    answers = json.loads(done.stdout)
+    answers = json.loads(done.stdout)["answers"]
     assert {a["op"] for a in answers if a["right"]} == set(ops.shipped())
 
 

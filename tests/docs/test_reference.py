@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import jsonschema
 import pytest
+
+from nsabench.output import programs
+from nsabench.output.programs import CheckDocument
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,6 +79,16 @@ def test_every_environment_variable_is_documented() -> None:
     named = variables()
     assert len(named) > 30
     assert documented == named
+
+
+def test_the_schema_of_json_is_published_and_complete() -> None:
+    published = json.loads((ROOT / "docs" / "reference" / "json.schema.json").read_text())
+    assert published == programs.schema(), "run `python docs/generate.py`"
+    jsonschema.Draft202012Validator.check_schema(published)
+    refused = CheckDocument(exit_code=2, error="no such file", remedy="give another.")
+    jsonschema.validate(refused.model_dump(mode="json"), published)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"command": "check", "exit_code": 0}, published)
 
 
 def test_messages_in_troubleshooting_are_those_of_the_code() -> None:

@@ -28,8 +28,8 @@ def test_a_comparison(runs: list[Path]) -> None:
     console = Console(width=200, record=True)
     console.print(document.render(comparison))
     assert console.export_text().count(IN_HALF) == 2
-    [cell] = [c for c in document.as_data(comparison)["cells"] if c["role"] == "candidate"][-1:]
-    assert [m["caution"] for m in cell["runs"]] == [NO_SPECIALISED] * 2
+    [cell] = [c for c in document.as_document(comparison).cells if c.role == "candidate"][-1:]
+    assert [m.caution for m in cell.runs] == [NO_SPECIALISED] * 2
     assert document.to_markdown(comparison).count(IN_HALF) == 2
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from nsabench.errors import EnvironmentRefused
@@ -20,12 +17,17 @@ from nsabench.machine.environment.summary import summarise
 OF_THE_FOLDER = frozenset({"low_disk", "unwritable"})
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
+LABEL_WIDTH = 16
+NEED_TORCH = ("GPU", "software", "libraries", "sandbox")
+
 __all__ = [
     "OF_THE_FOLDER",
     "MachineProblem",
     "Severity",
-    "as_json",
+    "describe",
+    "describe_problems",
     "examine",
+    "find_early",
     "refuse_unfit",
     "render",
 ]
@@ -57,24 +59,30 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProb
     return problems
 
 
-def as_json(environment: Environment, problems: list[MachineProblem]) -> dict[str, Any]:
-    return {
-        "problems": [asdict(problem) for problem in problems],
-        "environment": environment.model_dump(mode="json"),
-    }
+def render(environment: Environment, problems: list[MachineProblem]) -> Group:
+    return Group(*describe(environment), "", *describe_problems(problems))
 
 
-def render(environment: Environment, problems: list[MachineProblem]) -> RenderableType:
-    machine = Table.grid(padding=(0, 2))
-    machine.add_column(style="dim", no_wrap=True)
-    for label, line in summarise(environment, environment.gpus):
-        if line:
-            machine.add_row(label, Text(line))
+def describe(environment: Environment, without: Collection[str] = ()) -> list[Text]:
+    """Return the labelled lines of a machine. without: labels that are left out."""
+    lines = [part for part in summarise(environment, environment.gpus) if part[1]]
+    return [
+        Text.assemble((f"{label:{LABEL_WIDTH}}", "dim"), " ", line)
+        for label, line in lines
+        if label not in without
+    ]
+
+
+def find_early(environment: Environment) -> set[str]:
+    """Return the labels of lines that need no torch."""
+    lines = summarise(environment, ())
+    return {label for label, line in lines if line and label not in NEED_TORCH}
+
+
+def describe_problems(problems: list[MachineProblem]) -> Iterator[Text]:
     if not problems:
-        return Group(machine, "", Text("Nothing wrong was found.", style="green"))
-    findings = Table.grid(padding=(0, 2))
-    findings.add_column(no_wrap=True)
+        yield Text("Nothing wrong was found.", style="green")
     for problem in problems:
-        advice = Group(Text(problem.what), Text(f"→ {problem.remedy}", style="dim"))
-        findings.add_row(Text(problem.severity, style=_STYLES[problem.severity]), advice)
-    return Group(machine, Padding(findings, (1, 0, 0, 0)))
+        severity = f"{problem.severity:8}", _STYLES[problem.severity]
+        yield Text.assemble(severity, " ", problem.what)
+        yield Text(f"{'':8} → {problem.remedy}", style="dim")

@@ -1,7 +1,5 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from rich.console import Group
 
@@ -10,7 +8,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Difference, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.compare.comparison import RunComparison
-from nsabench.output.compare.shift import MISSING, Shift
+from nsabench.output.compare.shift import Shift
 from nsabench.output.document import (
     Block,
     Name,
@@ -22,20 +20,9 @@ from nsabench.output.document import (
     number,
     on_terminal,
 )
+from nsabench.output.programs import ComparedCase, CompareDocument, ComparedRun, Outcome
 from nsabench.text import markdown
 from nsabench.verdicts.statistics import geometric_mean
-
-MEASURED = (
-    *("status", "reason", "median_ms", "best_baseline", "speedup", "speedup_lo", "speedup_hi"),
-    *("verdict", "regime"),
-)
-UNMEASURED = dict.fromkeys(MEASURED) | {
-    "status": MISSING,
-    "reason": "it was planned and not measured",
-    "best_baseline": "",
-    "regime": "",
-    "caution": "",
-}
 
 
 def blocks(comparison: RunComparison) -> Iterator[Block]:
@@ -161,40 +148,39 @@ def _summarise(records: Sequence[Record | None]) -> str:
     return ", ".join(parts)
 
 
-def as_data(comparison: RunComparison) -> dict[str, Any]:
-    """Return a comparison for programs, to which fields are only ever added. Times are in ms."""
-    return {
-        "band": comparison.band,
-        "disagreements": list(comparison.disagreements),
-        "runs": [
-            {
-                "name": side.name,
-                "run_id": side.plan.run_id,
-                "created": side.plan.created.isoformat(),
-                "trust": side.trust.value,
-                "objection": side.objection,
-                "versions": side.versions,
-                "unpaired": side.unpaired,
-            }
+def as_document(comparison: RunComparison, exit_code: int = 0) -> CompareDocument:
+    return CompareDocument(
+        exit_code=exit_code,
+        band=comparison.band,
+        disagreements=list(comparison.disagreements),
+        runs=[
+            ComparedRun(
+                name=side.name,
+                run_id=side.plan.run_id,
+                created=side.plan.created.isoformat(),
+                trust=side.trust.value,
+                objection=side.objection,
+                versions=dict(side.versions),
+                unpaired=side.unpaired,
+            )
             for side in comparison.sides
         ],
-        "cells": [
-            {
-                "case_id": cell.planned.id,
-                "case": labels.case_with_op(cell.case),
-                "op": cell.case.op,
-                "implementation": cell.implementation,
-                "role": cell.role,
-                "runs": [_list_measured(record) for record in cell.records],
-                "later": [asdict(shift) for shift in cell.shifts],
-            }
+        cells=[
+            ComparedCase(
+                case_id=cell.planned.id,
+                case=labels.case_with_op(cell.case),
+                op=cell.case.op,
+                implementation=cell.implementation,
+                role=cell.role,
+                runs=[_describe_outcome(record) for record in cell.records],
+                later=list(cell.shifts),
+            )
             for cell in comparison.cells
         ],
-    }
+    )
 
 
-def _list_measured(record: Record | None) -> dict[str, Any]:
+def _describe_outcome(record: Record | None) -> Outcome:
     if record is None:
-        return UNMEASURED
-    values = {name: getattr(record, name) for name in MEASURED}
-    return values | {"caution": record.caution_in(record.regime)}
+        return Outcome(status="missing", reason="it was planned and not measured")
+    return Outcome(**Outcome.values_of(record))

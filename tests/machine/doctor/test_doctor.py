@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nsabench.machine.doctor import Severity, as_json, examine, render
+from nsabench.machine.doctor import Severity, examine, render
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.model import Environment
 
@@ -52,14 +51,6 @@ def test_worst_first(but: Change, tmp_path: Path) -> None:
 def test_markup_in_names_is_only_text(but: Change, tmp_path: Path) -> None:
     text = text_of(but(gpu={"name": "[red]GPU", "persistence": False}), tmp_path)
     assert text.count("[red]GPU") == 2
-
-
-def test_json(but: Change, tmp_path: Path) -> None:
-    ill = but(gpu={"persistence": False})
-    told = json.loads(json.dumps(as_json(ill, examine(ill, results=tmp_path))))
-    assert [p["code"] for p in told["problems"]] == ["gpu_persistence_off"]
-    assert set(told["problems"][0]) == {"severity", "code", "what", "remedy"}
-    assert told["environment"]["gpus"][0]["name"] == "NVIDIA H200"
 
 
 def test_a_machine_about_which_nothing_is_known(healthy: Environment, tmp_path: Path) -> None:

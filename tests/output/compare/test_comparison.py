@@ -177,7 +177,7 @@ def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(
     (failure,) = list(comparison.failures(slower=True))
     assert f"no time in run1 could be compared: in run{which} the timer" in failure
     assert list(comparison.failures(slower=False)) == []
-    assert document.as_data(comparison)["cells"][0]["later"][0]["doubtful"] is True
+    assert document.as_document(comparison).cells[0].later[0].doubtful is True
 
 
 def busy_at(length: int) -> Made:
@@ -302,7 +302,7 @@ def test_the_json_holds_every_cell(compared: Compared) -> None:
     regimes = {regime for cell in comparison.cells for regime in cell.by_regime[0]}
     assert regimes == {Regime.DEVICE}, "only one has a queue"
     assert "| queue |" not in document.to_markdown(comparison)
-    data = json.loads(json.dumps(document.as_data(comparison), allow_nan=False))
+    data = document.as_document(comparison).model_dump(mode="json")
     assert len(data["cells"]) == len(comparison.cells) == 2 * 2 * 2 * len(LENGTHS)
     assert [run["versions"]["torch"] for run in data["runs"]] == ["2.11.0", "2.13.0"]
     assert data["cells"][0]["later"][0]["difference"] == "same"
