@@ -112,10 +112,15 @@ def explain_wrong_mean(mae: float, case: Case | Record, result: str = "") -> str
     )
 
 
+def find_probe_limit(case: Case) -> float:
+    """Return the greatest relative error that a probe allows."""
+    op = ops.get(case.op)
+    return PROBE_NOISE * noise(case.dtype, op.terms(ops.sizes(case)), ops.COMMON_LOGIT)
+
+
 def explain_wrong_probe(rel_l2: float, case: Case, result: str) -> str:
     """Return why the relative error on a probe is too large, or an empty text."""
-    op = ops.get(case.op)
-    limit = PROBE_NOISE * noise(case.dtype, op.terms(ops.sizes(case)), ops.COMMON_LOGIT)
+    limit = find_probe_limit(case)
     if rel_l2 <= limit:
         return ""
     what = f" of {result}" if case.direction.differentiates else ""

@@ -62,7 +62,7 @@ def _write(run: Path, case: str, name: str, script: Path) -> None:
     if info.source.is_file:
         digest_of(Path(plan.kernels), plan.sources)  # refuses a file that has changed
     write_text(script, templates.reproduction(plan, planned.case, info))
-    drawing = [sys.executable, "-P", "-m", "nsabench.cli._draw", str(run), planned.id]
+    drawing = [sys.executable, "-P", "-m", "nsabench.cli._draw", str(run), planned.id, name]
     inputs = str(script.with_suffix(".pt"))
     done = subprocess.run([*drawing, inputs], capture_output=True, text=True)
     if done.returncode:

@@ -18,7 +18,7 @@ from nsabench.output.compare.shift import Shift
 
 
 class Data(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_serialization_defaults_required=True)
 
 
 class Document(Data):
@@ -33,7 +33,7 @@ class Document(Data):
 class Outcome(Data):
     """One implementation on one case, in the words of records.parquet.
 
-    Times are medians of a call. speedup: the time of best_baseline over that of the implementation,
+    Times are medians of a call. speedup: the time of best_baseline over the implementation's time,
     in `regime`, with its 95 % interval.
     """
 

@@ -10,7 +10,6 @@ from nsabench import labels
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan
-from nsabench.model.vocabulary import Direction
 from nsabench.ops import Op
 from nsabench.text import shown
 
@@ -49,7 +48,7 @@ def first_kernel(op: Op, name: str, ops_file: str = "", *, cuda: bool = False) -
     language = "cuda" if cuda else "triton"
     if f"{op.name}.j2" not in {Path(t).name for t in templates.list_templates()} or ops_file:
         if cuda:
-            raise UsageError(f"there is no CUDA C++ kernel for {op.name}", "leave --cuda out.")
+            raise UsageError(f"{op.name} has only its oracle to start from", "leave --cuda out.")
         body, language = "starters/_oracle.j2", "oracle"
     optional = [f"{argument}=None" for argument in op.optional]
     named_only = ["*", *op.options] if op.options else []
@@ -91,7 +90,7 @@ def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
         kernels=plan.kernels,
         op=info.op,
         name=info.name,
-        backward=case.direction is Direction.BACKWARD,
+        backward=case.direction.differentiates,
     )
 
 

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.job import input_seeds
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Purpose
+from nsabench.model.vocabulary import Purpose, Status
+from nsabench.output import templates
+from nsabench.output.report import Facts
+from tests.cli.conftest import TINY, Nsabench
+from tests.cli.conftest import nsabench as nsabench
 from tests.commands import invoke
 from tests.shared_runs import FAILING
 
@@ -26,22 +31,21 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, failed_run: 
     case, script = planned.case, tmp_path / "alone.py"
     done = invoke("profile", failed_run, planned.id[:8], "right", script)
     assert done.stdout.splitlines() == [str(script), str(tmp_path / "alone.pt")], done
-    assert len(script.read_text().splitlines()) <= 60
+    assert len(script.read_text().splitlines()) <= 90
     seed = input_seeds(plan.entropy, Purpose.MAIN, case)[0]  # as the run has drawn
     inputs = ops.get(case.op).draw(ops.sizes(case), case.dtype, "dense", seed, "cpu")
     saved = torch.load(tmp_path / "alone.pt", weights_only=True)
-    assert all(torch.equal(saved["tensors"][name], t) for name, t in inputs.tensors.items())
+    first = saved["sets"][0]["tensors"]
+    assert all(torch.equal(first[name], t) for name, t in inputs.tensors.items())
     ran = subprocess.run(
         [sys.executable, "-c", WITHOUT, str(script)], capture_output=True, text=True, timeout=120
     )
     assert ran.returncode == 0, ran.stderr
-    norm = ops.get(case.op).oracle(inputs).norm().item()
-    assert ran.stdout.startswith("(4, 2, 32) torch.float16 ")
-    assert float(ran.stdout.split()[-1]) == pytest.approx(norm, rel=1e-3)
+    assert ran.stdout == "ok\n"
     # A baseline comes from the package, so its script needs nsabench.
     assert invoke("profile", failed_run, planned.id, "sdpa_gqa", tmp_path / "b.py").code == 0
     ran = subprocess.run([sys.executable, str(tmp_path / "b.py")], capture_output=True, text=True)
-    assert ran.stdout.startswith("(4, 2, 32) torch.float16 "), ran.stderr
+    assert ran.stdout == "ok\n", ran.stderr
 
 
 @pytest.mark.parametrize(("case_id", "name"), [("zz", "right"), ("", "rihgt")])
@@ -62,3 +66,29 @@ def test_a_kernel_that_changed_since_is_refused(tmp_path: Path, failed_run: Path
     plan.model_copy(update={"kernels": str(tmp_path / "mine.py")}).write(run / "plan.json")
     done = invoke("profile", run, plan.cases[0].id, "right", tmp_path / "x.py")
     assert isinstance(done.error, UsageError)
+
+
+@pytest.mark.parametrize("seed", ["", "WRONG_SCALE", "ONLY_THE_DEFAULT_SCALE"])
+def test_a_script_has_the_status_of_the_record(
+    tmp_path: Path, nsabench: Nsabench, seed: str
+) -> None:
+    """A Triton kernel runs in the interpreter. One of the mistakes is only seen by a probe."""
+    text = templates.first_kernel(ops.get("selection_rows"), "mine")
+    scales = {"WRONG_SCALE": "1.1 * sm_scale)", "ONLY_THE_DEFAULT_SCALE": "k.shape[-1] ** -0.5)"}
+    if seed:
+        text = text.replace("keys, sm_scale)[:, 0]", f"keys, {scales[seed]}[:, 0]")
+    (tmp_path / "mine.py").write_text(text)
+    matrix = yaml.safe_load(TINY) | {"implementations": {"only": ["mine"]}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(matrix))
+    nsabench(
+        *("run", "tiny.yaml", "--kernels", "mine.py", "--device", "cpu", "--out", "run"),
+        *("--where", "L=16"),
+    )
+    facts = Facts.read(tmp_path / "run")
+    [record] = facts.candidates
+    assert record.status is (Status.WRONG if seed else Status.OK)
+    done = nsabench("profile", "run", record.case_id, "mine", "alone.py")
+    assert done.returncode == 0, done.stderr
+    script = str(tmp_path / "alone.py")
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split()[0].rstrip(":") == record.status, ran.stdout + ran.stderr

@@ -20,17 +20,7 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE
 LABEL_WIDTH = 16
 NEED_TORCH = ("GPU", "software", "libraries", "sandbox")
 
-__all__ = [
-    "OF_THE_FOLDER",
-    "MachineProblem",
-    "Severity",
-    "describe",
-    "describe_problems",
-    "examine",
-    "find_early",
-    "refuse_unfit",
-    "render",
-]
+__all__ = ["OF_THE_FOLDER", "MachineProblem", "Severity"]
 
 
 def examine(environment: Environment, *, results: Path) -> list[MachineProblem]:

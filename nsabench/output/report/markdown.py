@@ -18,10 +18,10 @@ from nsabench.output.standing import tally_of_controls
 from nsabench.output.templates import environment
 from nsabench.text import code, markdown
 
-MOST = 40  # lines of a list of problems; records.parquet holds all
-MOST_LINES = 60  # for a pull request
-MOST_OF_A_KIND = 8  # candidates, break-even lengths and failures there
-LINES_AROUND = 11  # a table's title and head, the rows left out, the meanings of marks
+MOST = 40  # lines of a list of problems; records.parquet holds all.
+MOST_LINES = 60  # of a summary for a pull request.
+MOST_OF_A_KIND = 8  # candidates, break-even lengths and failures in a summary.
+LINES_AROUND = 11  # of a table: its title, its head and notes below it.
 
 
 def render(facts: Facts) -> str:

@@ -15,9 +15,12 @@ from nsabench.channel import Step
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
-from nsabench.model.vocabulary import Role
+from nsabench.model.vocabulary import BENIGN, Role
+from nsabench.output.document import FAILED
 from nsabench.text import shown
 from nsabench.verdicts.attempts import CaseState
+
+BAR = 16  # characters
 
 
 class _Console(Console):
@@ -97,17 +100,21 @@ class Progress:
         controls = len(state.observations) - len(judged)
         parts += [f"controls: {controls}"] if controls else []
         case = labels.case_with_op(planned.case)
-        self.note(
-            f"[{self._number}/{self._total}] {case}: {', '.join(parts)} ({state.wall_s:.1f} s)"
-        )
+        number = f"[{self._number}/{self._total}]"
+        failed = any(o.status not in BENIGN for o in judged)
+        line = f"{number} {case}: {', '.join(parts)} ({state.wall_s:.1f} s)"
+        self.note(line, FAILED if failed else "")
 
-    def note(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+    def note(self, text: str, style: str = "") -> None:
+        self.console.print(text, highlight=False, style=style)
 
     def _draw(self, doing: str) -> None:
         if self._live:
-            head = f"[{self._number}/{self._total}] {self._estimate_time_left()}".rstrip()
-            line = f"{head}  {self._case}  {doing}"
+            done = max(self._number - 1, 0)
+            filled = BAR * done // max(self._total, 1)
+            bar = "━" * filled + "─" * (BAR - filled)
+            parts = [f"{bar} {done} of {self._total}", self._estimate_time_left()]
+            line = f"{', '.join(filter(None, parts))}  {self._case}  {doing}"
             self._live.update(Text(line, "cyan", no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def _estimate_time_left(self) -> str:

@@ -43,7 +43,7 @@ def play(run: RunLog, *, on_terminal: bool) -> str:
 
 def test_a_terminal_says_what_runs_now(run: RunLog) -> None:
     text = play(run, on_terminal=True)
-    for words in ("warm up quick_one", "s left", "[8/8]", "1 crashed, 3 ok"):
+    for words in ("warm up quick_one", "━─", " 7 of 8, ", "s left", "[8/8]", "1 crashed, 3 ok"):
         assert words in text
 
 
