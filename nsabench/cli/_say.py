@@ -5,12 +5,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import BaseModel
 
 from nsabench.text import shown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel  # `--help` does not wait for it
 
 
 class _Lasting(io.FileIO):
@@ -57,7 +59,7 @@ def say_json(data: object) -> None:
     say(json.dumps(data, indent=1, default=str))
 
 
-def say_document(document: BaseModel) -> None:
+def say_document(document: 'BaseModel') -> None:
     say_json(document.model_dump(mode="json"))
 
 

@@ -228,7 +228,8 @@ def _describe_failure(row: Tested, margin: float) -> str:
     if row.record.status is not Status.OK:
         return f"{who} is {row.record.status}{why}"
     if row.lo is None:
-        return f"{who} has no speed-up ({verdict})"
+        is_timed = row.record.median_ms is not None
+        return f"{who} has no speed-up ({verdict})" if is_timed else f"{who} was not timed"
     return f"{who} is {verdict}, speedup_lo {row.lo:.3f} against {margin:g}{why}"
 
 
