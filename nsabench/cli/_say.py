@@ -59,7 +59,7 @@ def say_json(data: object) -> None:
     say(json.dumps(data, indent=1, default=str))
 
 
-def say_document(document: 'BaseModel') -> None:
+def say_document(document: "BaseModel") -> None:
     say_json(document.model_dump(mode="json"))
 
 

@@ -12,7 +12,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Regime, Status
 from nsabench.output import grouped
 from nsabench.output.document import FAILED, STYLES, Sentence
-from nsabench.output.programs import CheckDocument, Checked, Outcome
+from nsabench.output.programs import CheckDocument, CheckedKernel, Outcome
 from nsabench.output.standing import DECLINED, head, loud
 
 LOG_LINES = 40
@@ -58,7 +58,7 @@ def refusal(error: NsabenchError) -> CheckDocument:
     return CheckDocument(exit_code=error.exit_code, error=str(error), remedy=error.remedy)
 
 
-def _describe_checked(result: CheckResult) -> Checked:
+def _describe_checked(result: CheckResult) -> CheckedKernel:
     record, best = result.record, result.baseline
     failed = has_failed(result)
     values = Outcome.values_of(record) | {
@@ -66,7 +66,7 @@ def _describe_checked(result: CheckResult) -> Checked:
         "caution": _find_caution(record),
         "best_baseline": best.implementation if best else "",
     }
-    return Checked(
+    return CheckedKernel(
         **values,
         case_id=result.case.id,
         case=labels.case_with_op(result.case),

@@ -21,7 +21,7 @@ class Data(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_serialization_defaults_required=True)
 
 
-class Document(Data):
+class JsonDocument(Data):
     """error: why nothing was done, or an empty text; remedy: what to do about it."""
 
     version: Literal[3] = 3
@@ -65,7 +65,7 @@ class Named(Data):
     implementation: str
 
 
-class Checked(Named, Outcome):
+class CheckedKernel(Named, Outcome):
     """right: whether the status is `ok`. log: what failed kernels of the case printed."""
 
     right: bool
@@ -108,12 +108,12 @@ class ComparedCase(Named):
     later: list[Shift]
 
 
-class CheckDocument(Document):
+class CheckDocument(JsonDocument):
     command: Literal["check"] = "check"
-    answers: list[Checked] = []
+    answers: list[CheckedKernel] = []
 
 
-class RunDocument(Document):
+class RunDocument(JsonDocument):
     """thresholds: as thresholds.yaml has them; null if nothing is decided."""
 
     command: Literal["all"] = "all"
@@ -127,7 +127,7 @@ class RunDocument(Document):
     signature: str
 
 
-class CompareDocument(Document):
+class CompareDocument(JsonDocument):
     command: Literal["compare"] = "compare"
     band: float
     disagreements: list[str]
@@ -135,7 +135,7 @@ class CompareDocument(Document):
     cells: list[ComparedCase]
 
 
-class DoctorDocument(Document):
+class DoctorDocument(JsonDocument):
     command: Literal["doctor"] = "doctor"
     problems: list[MachineProblem]
     environment: Environment

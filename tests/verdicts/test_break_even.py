@@ -20,7 +20,7 @@ from nsabench.model.vocabulary import (
     Role,
     Status,
 )
-from nsabench.output.terminal import summary
+from nsabench.output import answer
 from nsabench.verdicts import break_even
 from nsabench.verdicts.thresholds_yaml import as_data
 from nsabench.verdicts.verdict import compare_records
@@ -168,7 +168,7 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
         ("64/4", Direction.BACKWARD): 8192,
         ("16/1", Direction.FORWARD): None,
     }
-    [line] = summary.describe_payments(break_even.decide(rows))
+    [line] = answer.describe_payments(break_even.decide(rows))
     assert line == (
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 16384, "
         "backward from T = 8192; 16/1 forward at no length (up to T = 16384)"
@@ -243,7 +243,7 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
         "queue",
         "device",
     ]
-    assert list(summary.describe_payments([in_queue, on_device])) == [
+    assert list(answer.describe_payments([in_queue, on_device])) == [
         "nsa_attention pays from Python (queue): 64/4 forward from T = 16384",
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 8192",
     ]
