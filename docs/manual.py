@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "docs" / "mkdocs.yml"
 SOURCE = ROOT / "results" / "manual" / "source"
 SITE = ROOT / "results" / "manual" / "site"
-KINDS = ("*.md", "*.png", "*.svg", "*.yml", "*.pub")
+KINDS = ("*.md", "*.png", "*.svg", "*.yml", "*.pub", "*.json")
 
 
 def pages() -> Iterator[Path]:

@@ -146,11 +146,11 @@ def test_what_rows_refuses() -> None:
     for given, error, message in (
         (rows(dtype=torch.float32), cuda.Unsupported, r"not torch\.float32"),
         (rows(d=32), cuda.Unsupported, "not D=32, Dv=64"),
-        ((q, k.mT.contiguous().mT, v), cuda.Unsupported, "k with strides"),
         ((q, k, shifted), cuda.Unsupported, r"v with strides .* at 2 bytes"),
         ((wide[..., :64], k, v), cuda.Unsupported, "q with strides"),
         ((q, k[:1], v), ValueError, "expected q"),
         ((q, k, v), ValueError, "needs CUDA tensors"),
+        ((q, k.mT.contiguous().mT, v), ValueError, "needs CUDA tensors"),  # copied before
     ):
         with pytest.raises(error, match=message):
             cuda.selection_rows(*given)

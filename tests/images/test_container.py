@@ -91,7 +91,7 @@ def in_image(results: Path, *arguments: object, **options: object) -> list[str]:
 def test_the_documented_run_is_verified_outside(image: str, results: Path) -> None:
     """`docker run … nsabench:cpu all` as docker/README.md has it, to the letter."""
     text = (CHECKOUT.docker / "README.md").read_text()
-    commands = re.findall(r"^    (docker run (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    commands = re.findall(r"^(docker run (?:.*\\\n)*.*)$", text, re.MULTILINE)
     (documented,) = [command for command in commands if "nsabench:cpu all" in command]
     for part in ("--network none", "--read-only", "--user 1000:1000", "--cap-drop ALL"):
         assert part in documented

@@ -29,7 +29,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 # Pages about measuring. Other pages also use names of functions.
 PAGES = [
     *("tutorial/first-verdict.md", "how-to/check-a-kernel.md", "how-to/compare-versions.md"),
-    *("how-to/fleet.md", "how-to/gate-in-ci.md", "how-to/images.md", "how-to/measure.md"),
+    *("how-to/slurm.md", "how-to/gate-in-ci.md", "how-to/images.md", "how-to/measure.md"),
     *("how-to/read-a-report.md", "how-to/write-a-matrix.md", "explanation/measurement.md"),
     *("explanation/alternatives.md", "explanation/checks-and-controls.md"),
     *("explanation/packages.md", "explanation/regimes.md", "explanation/threat-model.md"),
@@ -38,7 +38,7 @@ PAGES = [
 # Words of PyTorch, JSON and shells, names of files, commands, and an emphasised word.
 NAMES = {
     *("scaled_dot_product_attention", "grad_fn", "grad_out", "null", "bash", "zsh", "fish"),
-    *("quick", "matrices", "results", "cpu", "instead", *SUMMARIES),
+    *("quick", "matrices", "results", "cpu", "instead", "nsabench", *SUMMARIES),
 }
 
 
