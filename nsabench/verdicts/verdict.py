@@ -47,6 +47,7 @@ BEHIND = 2.0  # times the best: a specialised baseline that takes longer does no
 DRIFT = 0.03
 NEAR = 0.01  # closer to the margin or to a verdict's own bound, a second process decides
 _ROLES = {Reference.BASELINE: Role.BASELINE, Reference.ALTERNATIVE: Role.ALTERNATIVE}
+NOT_APART = "could not be timed apart from the candidates"
 ALL_OWN = "all its baselines come from its own package: none was timed without it"
 
 
@@ -351,88 +352,98 @@ def _compare_with_isolated(
     clean: Collection[str],
 ) -> Comparison:
     """Compare with the best isolated reference if the candidate slowed those in its process."""
-    role = _ROLES[comparison.reference]
+    times = _select_times(comparison, case, isolated)
+    disturbance = next(find_disturbances(list(isolated.conditions.values())), "")
+    if disturbance:
+        obstacle = f"the {_ROLES[comparison.reference]}s {NOT_APART}: {disturbance}"
+    elif comparison.reference is Reference.ALTERNATIVE:
+        obstacle = _find_missing_alternative(comparison.against, isolated, times)
+    else:
+        obstacle = _find_missing_baseline(comparison, record, case, isolated, clean, times)
+    if not obstacle:
+        return _lower_ratio(comparison, record, isolated, times)
+    if comparison.reference is Reference.ALTERNATIVE:
+        return replace(add_reason(comparison, obstacle), ratio=None, lo=None, hi=None)
+    return make_inconclusive(comparison, obstacle)
+
+
+def _select_times(
+    comparison: Comparison, case: Sequence[Record], isolated: CaseState
+) -> dict[str, list[float]]:
+    """Return the isolated times of a call (ms) of each baseline, or of each alternative."""
     roles = {r.implementation: r.role for r in case}
-    timed = {
+    return {
         o.implementation: times
         for o in isolated.observations
-        if roles.get(o.implementation, Role.BASELINE) is role
+        if roles.get(o.implementation, Role.BASELINE) is _ROLES[comparison.reference]
         and (times := o.timings(comparison.regime).time_ms)
     }
-    for untimed, why in _list_obstacles(comparison, record, case, isolated, clean, timed):
-        reason = f"{untimed} could not be timed apart from the candidates: {why}"
-        if role is Role.BASELINE:
-            return make_inconclusive(comparison, reason)
-        return replace(add_reason(comparison, reason), ratio=None, lo=None, hi=None)
-    best = _find_fastest(timed)
-    return _hold_to_isolated(comparison, record, best, timed[best], isolated)
 
 
-def _find_fastest(timed: Mapping[str, Sequence[float]]) -> str:
-    return min(timed, key=lambda name: quantile(timed[name], 0.5))
+def _find_fastest(times: Mapping[str, Sequence[float]]) -> str:
+    return min(times, key=lambda name: quantile(times[name], 0.5))
 
 
-def _list_obstacles(
+def _find_missing_alternative(against: str, isolated: CaseState, times: Collection[str]) -> str:
+    if against in times:
+        return ""
+    own = next((o.reason for o in isolated.observations if o.implementation == against), "")
+    why = own or isolated.reason or f"{against} was not timed there"
+    return f"the alternatives {NOT_APART}: {why}"
+
+
+def _find_missing_baseline(
     comparison: Comparison,
     record: Record,
     case: Sequence[Record],
     isolated: CaseState,
     clean: Collection[str],
-    timed: Mapping[str, Sequence[float]],
-) -> Iterator[tuple[str, str]]:
-    """Yield what was not timed in isolation, and why: what decides comes first."""
-    role, against = _ROLES[comparison.reference], comparison.against
-    everything = f"the {role}s"
+    times: Mapping[str, Sequence[float]],
+) -> str:
+    """Return which isolated baseline is missing, and why, or an empty text."""
+    against = comparison.against
     observed = {o.implementation: o for o in isolated.observations}
-    for disturbance in find_disturbances(list(isolated.conditions.values())):
-        yield everything, disturbance
-    if role is Role.ALTERNATIVE:
-        if against not in timed:
-            reason = observed[against].reason if against in observed else ""
-            yield everything, reason or isolated.reason or f"{against} was not timed there"
-        return
     sources = {r.implementation: r.source for r in case}
-    valid = [
-        r.implementation
-        for r in case
-        if r.role is Role.BASELINE and r.implementation in clean and r.median_ms
-    ]
+    valid = [r.implementation for r in case if r.role is Role.BASELINE and r.median_ms]
+    deciding = [against, *(name for name in valid if name in clean)]
     # A baseline from the candidate's package always runs with it.
     if sources.get(against, record.source) == record.source:
-        yield everything, "no other was valid beside it"
-    if isolated.reason and not {against, *valid} <= observed.keys():
-        yield everything, isolated.reason
+        return f"the baselines {NOT_APART}: no other was valid beside it"
+    if isolated.reason and not observed.keys() >= {*deciding}:
+        return f"the baselines {NOT_APART}: {isolated.reason}"
     if against not in observed:
-        yield against, "it comes with another candidate: measure without that one"
-    for name in (against, *valid):
+        return f"{against} {NOT_APART}: it comes with another candidate: measure without that one"
+    for name in deciding:
         # Without its time, nothing shows whether the candidate slowed it.
         if name in observed and observed[name].status is not Status.OK:
-            yield name, observed[name].reason
-    if against not in timed:
-        yield against, "it was far behind there, and not called so"
-    leader = _find_fastest(timed)
-    if comparison.regime is not Regime.QUEUE and len(timed[leader]) < MIN_ROUNDS_EVER:
+            return f"{name} {NOT_APART}: {observed[name].reason}"
+    if against not in times:
+        return f"{against} {NOT_APART}: it was far behind there, and not called so"
+    leader = _find_fastest(times)
+    if comparison.regime is not Regime.QUEUE and len(times[leader]) < MIN_ROUNDS_EVER:
         # It was dropped early, because one that then failed was far ahead.
-        yield leader, "it was called a few times only"
+        return f"{leader} {NOT_APART}: it was called a few times only"
+    return ""
 
 
-def _hold_to_isolated(
-    comparison: Comparison, record: Record, best: str, isolated: list[float], state: CaseState
+def _lower_ratio(
+    comparison: Comparison, record: Record, isolated: CaseState, times: Mapping[str, list[float]]
 ) -> Comparison:
+    """Take the ratio to the fastest isolated reference if that is faster than all beside it."""
     assert comparison.ratio is not None and comparison.lo is not None
-    isolated_ms = quantile(isolated, 0.5)
-    times = record.timings(comparison.regime).time_ms
-    beside_ms = comparison.ratio * quantile(times, 0.5)
-    spread = clock_spread([*state.conditions.values(), record.conditions])
-    if beside_ms <= isolated_ms / spread * (1 + DRIFT):
+    fastest_name = _find_fastest(times)
+    best, own = times[fastest_name], record.timings(comparison.regime).time_ms
+    best_ms, beside_ms = quantile(best, 0.5), comparison.ratio * quantile(own, 0.5)
+    spread = clock_spread([*isolated.conditions.values(), record.conditions])
+    if beside_ms <= best_ms / spread * (1 + DRIFT):
         return comparison
-    moved = ratio_of_independent_medians(isolated, times).widened(spread)
+    moved = ratio_of_independent_medians(best, own).widened(spread)
     # Two processes differ by so much without a reason.
     lo = min(comparison.lo, moved.lo / (1 + DRIFT))
     why = (
-        f"{best} takes {isolated_ms:.3g} ms in a process that never imported a candidate, and the "
-        f"best {comparison.reference} beside it {beside_ms:.3g} ms: the ratio to the former counts;"
-        f" to the latter would be {comparison.ratio:.3f}"
+        f"{fastest_name} takes {best_ms:.3g} ms in a process that never imported a candidate, and "
+        f"the best {comparison.reference} beside it {beside_ms:.3g} ms: the ratio to the former "
+        f"counts; to the latter would be {comparison.ratio:.3f}"
     )
     verdict = comparison.verdict
     if verdict is not None:
