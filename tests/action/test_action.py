@@ -89,8 +89,10 @@ def test_a_wrong_kernel_fails_the_job_and_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert not (tmp_path / "trace").exists(), "a file beside the kernel ran outside the sandbox"
-    suite = Xml.parse(tmp_path / "run.xml").getroot()[0]
-    [failed] = [case for case in suite if case.find("failure") is not None]
+    suites = {suite.get("name"): suite for suite in Xml.parse(tmp_path / "run.xml").getroot()}
+    [failed] = [case for case in suites["candidates"] if case.find("failure") is not None]
     assert failed.get("classname") == "selection_rows.mine"
-    assert suite.get("failures") == "1" and int(suite.get("tests", "0")) > 10
+    assert [suites["candidates"].get(key) for key in ("tests", "failures")] == ["1", "1"]
+    assert suites["controls"].get("failures") == "0"
+    assert int(suites["controls"].get("tests", "0")) > 10
     assert "# Selection report" in (tmp_path / "summary.md").read_text()
