@@ -5,8 +5,8 @@ A page holds blocks such as
     <!-- results: break-even op=nsa_attention -->
     <!-- /results -->
 
-`Published.fill` writes between the two marks what the newest run of the op says. A figure that the
-archive does not hold cannot be printed.
+`Published.fill` writes between the two marks what the newest run of the op and direction says. A
+figure that the archive does not hold cannot be printed.
 """
 
 from __future__ import annotations
@@ -61,26 +61,37 @@ class Published:
         self.runs = sorted(survey.sound, key=lambda run: run.statement.predicate.signed)
 
     @cached_property
-    def newest(self) -> dict[str, tuple[ArchivedRun, list[Record]]]:
-        """The newest run that measured each op, and its records of that op."""
+    def newest(self) -> dict[tuple[str, Direction], tuple[ArchivedRun, list[Record]]]:
+        """The newest run that measured an op in a direction, and its records of both."""
         newest = {}
         for run in self.runs:
             records = self._archive.records(run)
-            for op in {r.op for r in records}:
-                newest[op] = run, [r for r in records if r.op == op]
+            for what in {(r.op, r.direction) for r in records}:
+                newest[what] = run, [r for r in records if (r.op, r.direction) == what]
         return newest
+
+    def sources(self, op: str) -> list[ArchivedRun]:
+        """The runs that the figures of an op come from, the oldest first."""
+        return [run for run in self.runs if any(self._is_from(run, op, d) for d in Direction)]
 
     def records(self, op: str, **traits: str) -> list[Record]:
         """Return the records of an op with the given traits, the shortest case first."""
         found = [
             r
-            for r in self.newest[op][1]
-            if all(str(getattr(r, name)) == value for name, value in traits.items())
+            for (name, _), (_, records) in self.newest.items()
+            for r in records
+            if name == op and all(str(getattr(r, name)) == value for name, value in traits.items())
         ]
         if not found:
             raise ValueError(f"no published run measures {op} with {traits}")
         order = list(Direction)
-        return sorted(found, key=lambda r: (r.mode, order.index(r.direction), r.length, r.case_id))
+        return sorted(
+            found,
+            key=lambda r: (
+                *(r.mode, order.index(r.direction)),
+                *(r.shape.get("B", 0), r.length, r.case_id),
+            ),
+        )
 
     def fill(self, page: Path) -> str:
         """Return the text of a page, with its blocks filled in."""
@@ -92,13 +103,16 @@ class Published:
 
         return BLOCK.sub(write, page.read_text())
 
+    def _is_from(self, run: ArchivedRun, op: str, direction: Direction) -> bool:
+        return (op, direction) in self.newest and self.newest[op, direction][0] is run
+
     # --- blocks
 
     def list_runs(self, page: Path) -> Iterator[str]:
         yield from _head("run", "ops", "GPU", "versions", "commit", "cases", "records")
         for run in self.runs:
             predicate = run.statement.predicate
-            ops = ", ".join(sorted(op for op, (newest, _) in self.newest.items() if newest is run))
+            ops = ", ".join(sorted({op for op, _ in self.newest if run in self.sources(op)}))
             machine = predicate.environment
             commit = next((c[:8] for c in machine.commits.values()), "")
             yield _row(
@@ -107,9 +121,11 @@ class Published:
             )  # fmt: skip
 
     def name_source(self, page: Path, op: str) -> Iterator[str]:
-        run = self.newest[op][0]
-        signed, gpu = run.statement.predicate.signed, run.statement.predicate.environment.gpu
-        yield f"{gpu}, {_versions(run)}, {signed:%Y-%m-%d}, run `{run.run_id}`."
+        for run in self.sources(op):
+            signed, gpu = run.statement.predicate.signed, run.statement.predicate.environment.gpu
+            directions = [d for d in Direction if self._is_from(run, op, d)]
+            said = ", ".join(map(str, directions))
+            yield f"- {said}: {gpu}, {_versions(run)}, {signed:%Y-%m-%d}, run `{run.run_id}`."
 
     def list_break_even_lengths(self, page: Path, op: str) -> Iterator[str]:
         """A row for each head layout and direction, a column for each regime."""
@@ -180,25 +196,25 @@ class Published:
                 yield _row(_label(case[0], shared), *cells)
 
     def list_all_times(self, page: Path, op: str, candidate: str, **traits: str) -> Iterator[str]:
-        """A row for each case: the time of a candidate, and of each other over that time."""
+        """A row for each implementation, a column for each case: the time over the candidate's."""
         right = [
             r
             for r in self.records(op, **traits)
             if r.role in (Role.CANDIDATE, Role.BASELINE) and r.status is Status.OK and r.median_ms
         ]
-        others = sorted({r.implementation for r in right} - {candidate})
         shared = labels.constant(right)[op]
-        yield from _head(" ".join(shared), candidate, *others)
-        for _, group in groupby(right, key=lambda r: r.case_id):
-            case = {r.implementation: r for r in group}
-            own = case[candidate].median_ms if candidate in case else None
-            if own is None:
-                continue
+        cases = {r.case_id: r for r in right if r.implementation == candidate}
+        yield from _head(" ".join(shared), *(_label(r, shared) or "time" for r in cases.values()))
+        yield _row(f"`{candidate}`", *(_time(r.median_ms or 0.0) for r in cases.values()))
+        times = {(r.implementation, r.case_id): r.median_ms or 0.0 for r in right}
+        for other in sorted({name for name, case in times if case in cases} - {candidate}):
             ratios = [
-                f"{(case[name].median_ms or 0.0) / own:.2f}" if name in case else ""
-                for name in others
+                f"{times[other, case] / times[candidate, case]:.2f}"
+                if (other, case) in times
+                else ""
+                for case in cases
             ]
-            yield _row(_label(case[candidate], shared), _time(own), *ratios)
+            yield _row(f"`{other}`", *ratios)
 
     def draw_chart(
         self, page: Path, op: str, heads: str, direction: str, regime: str = "device"

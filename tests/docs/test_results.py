@@ -62,8 +62,9 @@ def test_a_claim_that_no_run_bears_is_not_printed(published: ModuleType, tmp_pat
     page.write_text(f"{block}\n<!-- /results -->\n")
     runs = published.read_archive()
     assert "is faster" in runs.fill(page)
-    run, records = runs.newest["nsa_attention"]
-    runs.newest["nsa_attention"] = run, [r for r in records if r.length <= 8192]
+    (forward,) = [what for what in runs.newest if what[0] == "nsa_attention"]
+    run, records = runs.newest[forward]
+    runs.newest[forward] = run, [r for r in records if r.length <= 8192]
     assert "is faster" not in runs.fill(page)
 
 
