@@ -154,7 +154,8 @@ def unit(oracle: Tensor, case: Case) -> float:
     return max(1.0, size * checks.EPSILON[case.dtype] / case.tolerances.mae)
 
 
-def is_explained(errors: Errors, case: Case) -> bool:
+def is_rounding(errors: Errors, case: Case) -> bool:
+    """Return whether rounding explains the worst row."""
     return errors.worst_row <= checks.row_ratio(errors.result) * checks.resolution(case)
 
 
@@ -172,11 +173,11 @@ def check_values(
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     if probe:
-        reason = checks.explain_wrong_probe(errors.rel_l2, case, name)
+        reason = checks.find_excess_on_probe(errors.rel_l2, case, name)
     else:
         if name != OUTPUT:
             errors = replace(errors, mae=errors.mae / unit(oracle, case))
-        reason = checks.explain_wrong_mean(errors.mae, case, name)
+        reason = checks.find_excess_of_mean(errors.mae, case, name)
     if reason:
         raise WrongValues(reason, errors)
     return errors

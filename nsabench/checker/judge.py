@@ -89,7 +89,7 @@ def _count_sets(case: Case, wanted: int, each: int, free: int) -> int:
 
 
 @dataclass(frozen=True)
-class Suspect:
+class KeptResult:
     name: str
     result: Tensor
     delivery: Delivery
@@ -103,7 +103,7 @@ class ErrorTally:
     reason: str = ""  # why it is not right
     is_forged: bool = False  # that reason is a delivery that cannot be checked
     errors: Errors | None = None
-    suspect: Suspect | None = None
+    worst: KeptResult | None = None
 
     @property
     def status(self) -> Status:
@@ -170,7 +170,7 @@ class OutputJudge:
         errors = [] if tally.errors is None else [tally.errors]
         try:
             for name, result in results.items():
-                errors.append(self._compare(tally, Suspect(name, result, delivery)))
+                errors.append(self._compare(tally, KeptResult(name, result, delivery)))
         except WrongValues as wrong:
             tally.reason = tally.reason or delivery.when + str(wrong)
             tally.errors = wrong.errors
@@ -191,7 +191,7 @@ class OutputJudge:
             return f"no gradient is multiplied by {delivery.factor:g}"
         return ""
 
-    def _compare(self, tally: ErrorTally, result: Suspect) -> Errors:
+    def _compare(self, tally: ErrorTally, result: KeptResult) -> Errors:
         delivery = result.delivery
         oracles = self._find_oracles(delivery)
         expected = oracles.expected[delivery.set][result.name]
@@ -200,12 +200,12 @@ class OutputJudge:
         try:
             errors = compare.check_values(*compared, probe=bool(delivery.probe))
         except WrongValues:
-            tally.suspect = result
+            tally.worst = result
             raise
         # The checks will find it wrong, and then it will be gone.
-        is_explained = delivery.probe or compare.is_explained(errors, oracles.case)
-        if tally.suspect is None and not is_explained:
-            tally.suspect = result
+        is_rounding = delivery.probe or compare.is_rounding(errors, oracles.case)
+        if tally.worst is None and not is_rounding:
+            tally.worst = result
         return errors
 
     def conclude(self, diagnosed: Collection[str]) -> Concluded:
@@ -221,7 +221,7 @@ class OutputJudge:
 
     def _judge(self, tally: ErrorTally, is_diagnosed: bool) -> Judged:
         errors = {} if tally.errors is None else asdict(tally.errors)
-        element = self._describe_element(tally.suspect) if is_diagnosed else ""
+        element = self._describe_element(tally.worst) if is_diagnosed else ""
         diagnosis = self._diagnose(tally) if is_diagnosed else Diagnosis()
         return Judged(
             status=tally.status,
@@ -236,19 +236,19 @@ class OutputJudge:
             },
         )
 
-    def _describe_element(self, suspect: Suspect | None) -> str:
-        if suspect is None:
+    def _describe_element(self, kept: KeptResult | None) -> str:
+        if kept is None:
             return ""
-        delivery = suspect.delivery
-        expected = self._find_oracles(delivery).expected[delivery.set][suspect.name]
-        factor = 1.0 if suspect.name == OUTPUT else delivery.factor
-        return compare.describe_worst(suspect.name, suspect.result, expected * factor)
+        delivery = kept.delivery
+        expected = self._find_oracles(delivery).expected[delivery.set][kept.name]
+        factor = 1.0 if kept.name == OUTPUT else delivery.factor
+        return compare.describe_worst(kept.name, kept.result, expected * factor)
 
     def _diagnose(self, tally: ErrorTally) -> Diagnosis:
-        suspect, tally.suspect = tally.suspect, None
-        if suspect is None:
+        kept, tally.worst = tally.worst, None
+        if kept is None:
             return Diagnosis()
-        name, result, delivery = suspect.name, suspect.result, suspect.delivery
+        name, result, delivery = kept.name, kept.result, kept.delivery
         oracles = self._find_oracles(delivery)
         before = delivery.previous
         previous = None if before is None else oracles.expected[before][name]

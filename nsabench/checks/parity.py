@@ -4,10 +4,11 @@ The worker has checked the form of the result (`worker/calls.py`), and the check
 its errors (`checker/compare.py`). Three errors are limited:
 
 - the mean absolute error, by the tolerance of the case;
-- the relative L2 error, by what the format resolves (`resolution`);
-- the L2 error of the worst row, by a multiple of `resolution` (`row_ratio`).
+- the relative L2 error, by a multiple of what the format resolves (`resolution`);
+- the L2 error of the worst row, by another multiple of it (`row_ratio`).
 
-The checker rejects a call by the first limit, and the result of a probe by the second.
+The checker rejects a call by the first limit; the others are applied later, to the record. A probe
+has a limit of its own: `find_probe_limit`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ ORACLE = "the float64 oracle"
 PROBE_NOISE = 8.0  # a structural mistake is off by more, and rounding by less
 
 
-def explain_wrong_mean(mae: float, case: Case | Record, result: str = "") -> str:
+def find_excess_of_mean(mae: float, case: Case | Record, result: str = "") -> str:
     """Return why a mean absolute error is too large, or an empty text."""
     if mae <= case.tolerances.mae:  # so that NaN never passes
         return ""
@@ -118,7 +119,7 @@ def find_probe_limit(case: Case) -> float:
     return PROBE_NOISE * noise(case.dtype, op.terms(ops.sizes(case)), ops.COMMON_LOGIT)
 
 
-def explain_wrong_probe(rel_l2: float, case: Case, result: str) -> str:
+def find_excess_on_probe(rel_l2: float, case: Case, result: str) -> str:
     """Return why the relative error on a probe is too large, or an empty text."""
     limit = find_probe_limit(case)
     if rel_l2 <= limit:
@@ -141,7 +142,7 @@ def check_parity(records: Sequence[Record], limits: DeviceLimits) -> list[Findin
 
 
 def _find_excess(record: Record) -> str:
-    if record.mae is not None and (excess := explain_wrong_mean(record.mae, record)):
+    if record.mae is not None and (excess := find_excess_of_mean(record.mae, record)):
         return excess
     if is_unconditioned(record):
         return ""

@@ -55,7 +55,7 @@ def check_clocks(records: Sequence[Record], limits: DeviceLimits) -> list[Findin
 
 def _check_conditions(case: list[Record]) -> Iterator[Finding]:
     conditions = [record.conditions for record in case]
-    for sentence in find_disturbances(conditions):
+    for sentence in find_time_doubts(conditions):
         yield Finding("clocks", Effect.INCONCLUSIVE, sentence, case[0].case_id)
     spread = clock_spread(conditions)
     if spread > 1:
@@ -67,7 +67,7 @@ def _check_conditions(case: list[Record]) -> Iterator[Finding]:
         yield Finding("clocks", Effect.NOTE, sentence, case[0].case_id)
 
 
-def find_disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
+def find_time_doubts(conditions: Sequence[Conditions]) -> Iterator[str]:
     """Yield why times are unreliable. `clock_spread` covers a power cap with known clocks."""
     reasons = {x for c in conditions for x in c.clock_event_reasons} & THROTTLING
     clocks = _clock_range(conditions)

@@ -23,7 +23,7 @@ from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
 BEFORE_ANY = "inputs"
 EARLY = (BEFORE_ANY, "request", "start")
 COOL_DOWN_S = 5.0
-PASSING = THROTTLING - {POWER_CAP}  # a pause may end these; the work itself causes the cap
+REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause may end these; the work itself causes the cap
 # A person or a scheduler may kill the measuring process so often before an implementation is
 # blamed. Kernels cannot do it if the sandbox blocks signals.
 FORGIVEN = 2
@@ -60,7 +60,7 @@ def state_of(
         names = attempts[0].job.implementations
     skipped = {name: reason for name in names if (reason := cannot_run(plan, planned, name))}
     left = [name for name in names if name not in skipped]
-    trial = BlameTrial(purpose, left)
+    trial = AttemptReplay(purpose, left)
     for attempt in attempts:
         trial.take(attempt)
     settled = trial.settled | {
@@ -120,7 +120,7 @@ class _SoloTrials:
     survived: dict[str, Observation] = field(default_factory=dict)
 
 
-class BlameTrial:
+class AttemptReplay:
     """Takes the attempts in order and says what is settled, and what to measure next."""
 
     def __init__(self, purpose: Purpose, names: Sequence[str]) -> None:
@@ -169,11 +169,11 @@ class BlameTrial:
         if ended.death is not None:
             self._die(attempt, ended.death)
         else:
-            self._answer(attempt, ended.conditions)
+            self._settle_or_repeat(attempt, ended.conditions)
 
-    def _answer(self, attempt: Attempt, conditions: Conditions) -> None:
+    def _settle_or_repeat(self, attempt: Attempt, conditions: Conditions) -> None:
         self.conditions[attempt.job.attempt] = conditions
-        if PASSING & set(conditions.clock_event_reasons) and not self._was_throttled:
+        if REPEAT_AFTER & set(conditions.clock_event_reasons) and not self._was_throttled:
             self._was_throttled = True
             return
         notes = []

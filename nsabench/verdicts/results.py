@@ -18,7 +18,7 @@ from nsabench.checks.controls import CHECK, find_unproven, guarded_regime
 from nsabench.checks.finding import Group
 from nsabench.checks.parity import check_parity
 from nsabench.checks.roofline import check_roofline, least_time
-from nsabench.checks.timing import check_ordering, find_disturbances
+from nsabench.checks.timing import check_ordering, find_time_doubts
 from nsabench.errors import UsageError
 from nsabench.model.log import Log, WriterSession
 from nsabench.model.plan import Plan
@@ -275,7 +275,7 @@ def read_canary(plan: Plan, log: Log) -> Canary:
         for o in state.observations
         if o.status is not Status.OK and not (medians and o.status in BENIGN)
     }
-    disturbed = next(find_disturbances(list(state.conditions.values())), "")
+    disturbed = next(find_time_doubts(list(state.conditions.values())), "")
     return Canary(medians, disturbed, failed, state.reason)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from nsabench.checks.cases import best_baseline, by_case, fastest
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.timing import clock_spread, find_disturbances
+from nsabench.checks.timing import clock_spread, find_time_doubts
 from nsabench.model.measurement import Bursts, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import GREAT_RATIO, Comparison, Record
@@ -320,7 +320,7 @@ def _confirm_verdict(comparison: Comparison, second: CaseState, margin: float) -
         reason = f"a second process could not confirm the verdict: {why}"
         return make_inconclusive(comparison, reason)
 
-    disturbance = next(find_disturbances(conditions), "")
+    disturbance = next(find_time_doubts(conditions), "")
     if disturbance:
         return unconfirmed(disturbance)
     if comparison.implementation not in timed or comparison.against not in timed:
@@ -353,7 +353,7 @@ def _compare_with_isolated(
 ) -> Comparison:
     """Compare with the best isolated reference if the candidate slowed those in its process."""
     times = _select_times(comparison, case, isolated)
-    disturbance = next(find_disturbances(list(isolated.conditions.values())), "")
+    disturbance = next(find_time_doubts(list(isolated.conditions.values())), "")
     if disturbance:
         obstacle = f"the {_ROLES[comparison.reference]}s {NOT_APART}: {disturbance}"
     elif comparison.reference is Reference.ALTERNATIVE:
