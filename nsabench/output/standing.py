@@ -65,14 +65,6 @@ class Standing:
         return {regime: geometric_mean(ratios) for regime, ratios in self.speedups.items()}
 
     @cached_property
-    def unjudged(self) -> Counter[str]:
-        return Counter(
-            "not timed" if _is_untimed(r) else str(r.status)
-            for r in self.records
-            if not r.verdict or _is_untimed(r)
-        )
-
-    @cached_property
     def _cautions(self) -> list[str]:
         counts = Counter(r.caution for r in self.records if r.caution)
         return [f"{text} in {n}" for text, n in counts.items()]

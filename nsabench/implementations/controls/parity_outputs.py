@@ -22,7 +22,6 @@ from nsabench.implementations.controls._shared import (
 )
 from nsabench.registry import Honest, control
 
-CLOSE = 5e-3  # five times the tolerance of the mean absolute error
 FIRST_KEYS = 64
 MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
 HONEST_CALLS = 4
