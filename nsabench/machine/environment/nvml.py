@@ -34,6 +34,8 @@ POWER_CAP = "sw_power_cap"
 _HARMLESS = {"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"}
 INTERVAL_S = 0.02  # between two readings
 THROTTLING = frozenset(CLOCK_EVENT_REASONS.values()) - _HARMLESS  # what slows the device down
+# Errors of a device that fell off the bus; newer drivers say "Unknown Error".
+_LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Device:
             try:
                 pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
             except pynvml.NVMLError as error:
-                lost += error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+                lost += error.value in _LOST
         return lost
 
     @classmethod

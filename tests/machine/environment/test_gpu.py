@@ -10,8 +10,12 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from nsabench.errors import EnvironmentRefused
+from nsabench.machine.doctor import Severity, examine
+from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.gpu import read_driver, read_gpus
 from nsabench.model.description import DescribedDevice
+from nsabench.running.planner import choose_device
 
 H200 = DescribedDevice(
     type="cuda",
@@ -104,14 +108,47 @@ def test_hardware_without_a_library(h200: Callable[..., None], tmp_path: Path, l
     assert (driver.kernel_module, driver.pci_devices) == ("535.104.05", 1)
 
 
-def test_a_device_that_fell_off_the_bus_is_counted(h200: Callable[..., None]) -> None:
-    lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
+def test_a_device_that_fell_off_the_bus_is_counted(h200: Callable[..., None], code: int) -> None:
+    """Newer drivers call its error unknown."""
 
     def open_by_index(index: int) -> object:
         if index == 1:
-            raise lost
+            raise pynvml.NVMLError(code)
         return "handle"
 
     h200(DeviceGetCount=2, DeviceGetHandleByIndex=open_by_index)
     assert read_driver().lost_gpus == 1
     assert len(read_gpus(H200, {})) == 1
+
+
+LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "severity"),
+    [
+        ({"DeviceGetRemappedRows": (0, 0, 0, 1)}, "gpu_memory_faults", Severity.ERROR),
+        ({"DeviceGetRemappedRows": (0, 0, 1, 0)}, "gpu_memory_faults", Severity.ERROR),
+        ({"DeviceGetEnforcedPowerLimit": 80_000}, "gpu_power_limited", Severity.WARNING),
+        ({"DeviceGetHandleByIndex": LOST}, "gpu_lost", Severity.ERROR),
+    ],
+)
+def test_what_nvml_says_reaches_the_doctor(
+    h200: Callable[..., None],
+    tmp_path: Path,
+    answers: dict[str, object],
+    code: str,
+    severity: Severity,
+) -> None:
+    h200(**answers)
+    problems = {p.code: p for p in examine(collect(None, None), results=tmp_path)}
+    assert problems[code].severity is severity and problems[code].remedy
+
+
+def test_a_host_whose_only_gpu_is_lost_is_not_measured_on_its_cpu(
+    h200: Callable[..., None],
+) -> None:
+    h200(DeviceGetHandleByIndex=LOST)
+    with pytest.raises(EnvironmentRefused, match="fell off the bus"):
+        choose_device("auto")
