@@ -4,6 +4,7 @@ import click
 
 from nsabench.cli import _help, _options
 from nsabench.cli._say import say
+from nsabench.cli._trust import least_trust
 from nsabench.evidence.manifest.keys import trusted_keyids
 
 
@@ -30,4 +31,4 @@ def command(places: tuple[str, ...], out: Path, public: tuple[Path, ...]) -> Non
     # Its libraries come with an extra, and would slow down --help.
     from nsabench.output import site
 
-    say(site.write(places, out, trusted_keyids(public)))
+    say(site.write(places, out, trusted_keyids(public), least_trust(public)))

@@ -74,7 +74,7 @@ class SiteRun:
 
     @property
     def link(self) -> Link:
-        return Link(self.created[:10], f"#run-{self.run_id}")
+        return Link(f"{self.created[:10]}, {self.trust}", f"#run-{self.run_id}")
 
     @property
     def missed(self) -> list[str]:
@@ -96,13 +96,13 @@ def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
 
 
 def gather(
-    places: Iterable[str], copied: Path, trusted: frozenset[str] = frozenset()
+    places: Iterable[str], copied: Path, trusted: frozenset[str], require: Trust
 ) -> list[SiteRun]:
     """Return the runs of archives, the latest first, and copy them to `copied`."""
     runs: dict[str, SiteRun] = {}
     for place in places:
         archive = Archive(place)
-        found = archive.survey(trusted)
+        found = archive.survey(trusted, require)
         if found.broken:
             raise UsageError(
                 f"{place} is not sound: {found.broken[0]}",
@@ -141,7 +141,12 @@ def _copy(archive: Archive, run: ArchivedRun, to: Path) -> None:
         path.write_bytes(archive.store.read(name, most))
 
 
-def write(places: Sequence[str], folder: Path, trusted: frozenset[str] = frozenset()) -> Path:
+def write(
+    places: Sequence[str],
+    folder: Path,
+    trusted: frozenset[str] = frozenset(),
+    require: Trust = Trust.EPHEMERAL,
+) -> Path:
     """Write the site into a new folder, and return its first page. Raises `UsageError`."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder", "give --out a new one.")
@@ -151,7 +156,7 @@ def write(places: Sequence[str], folder: Path, trusted: frozenset[str] = frozens
             f"{folder} is inside a run or an archive, which must not change",
             "give --out another folder.",
         )
-    runs = gather(places, folder / ARCHIVE, trusted)
+    runs = gather(places, folder / ARCHIVE, trusted, require)
     for run in runs:
         write_text(folder / PAGES / run.run_id / HTML, page(run))
     return write_text(folder / INDEX, index(runs))

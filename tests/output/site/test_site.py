@@ -77,6 +77,19 @@ def test_it_says_what_each_run_decides_and_who_says_so(page: Path) -> None:
     assert text.count("Signed with the key") == 3
 
 
+def test_a_decision_names_the_trust_of_its_run(tmp_path: Path) -> None:
+    """Decisions of ephemeral and trusted runs looked alike."""
+    archive = archive_of(tmp_path, SIGNED)
+    keyid = SIGNER.keyid
+    decided = []
+    for trusted, name in ((frozenset(), "any"), (frozenset({keyid}), "mine")):
+        text = site.write([archive], tmp_path / name, trusted).read_text()
+        decided += re.findall(r'href="#run-[^"]*">2026-01-01, (\w+)<', text)
+    assert set(decided) == {Trust.EPHEMERAL, Trust.PINNED}
+    with pytest.raises(UsageError, match="pinned is required"):
+        site.write([archive], tmp_path / "refused", require=Trust.PINNED)
+
+
 def test_no_decision_stands_without_its_regime(tmp_path: Path) -> None:
     archive = archive_of(tmp_path, replace(SIGNED, queue_ratio=lambda _: 0.5))
     text = site.write([archive], tmp_path / "out").read_text()
