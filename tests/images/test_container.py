@@ -222,7 +222,9 @@ def test_an_image_that_is_not_built(results: Path) -> None:
 
 def test_labels(built: tuple[str, str]) -> None:
     image, sources = built
-    labels = daemon.connect().images.get(image).labels
+    found = daemon.connect().images.get(image)
+    labels, config = found.labels, found.attrs["Config"]
+    assert not config.get("Healthcheck") and "NVIDIA_REQUIRE_CUDA=" in config["Env"]
     assert labels["nsabench.combo"] == "cpu"
     assert labels["nsabench.lock.sha256"] == lock.sha256(CHECKOUT.lock("cpu"))
     assert labels["org.opencontainers.image.revision"] == sources

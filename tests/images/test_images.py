@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from nsabench import programs
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.images import build as building
 from nsabench.images import combos, launch, lock
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.targets import is_supported
@@ -117,6 +118,11 @@ class Client:
         self.forgets, self.asked, self.removed = forgets, dict[str, Any](), False
         self.images = SimpleNamespace(get=lambda image: SimpleNamespace(id="sha256:1"))
         self.containers = SimpleNamespace(create=self.create)
+        self.api = SimpleNamespace(build=self.build)
+
+    def build(self, **settings: Any) -> list[dict[str, Any]]:
+        self.asked = settings
+        return []
 
     def create(self, image: str, **settings: Any) -> SimpleNamespace:
         self.asked = settings
@@ -144,6 +150,21 @@ def test_the_container_is_shut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert settings["environment"]["NSABENCH_IMAGE_DIGEST"] == "sha256:1"
     binds = {v["bind"]: v["mode"] for v in settings["volumes"].values()}
     assert binds == {"/results": "rw", "/input/m.yaml": "ro"}
+
+
+@pytest.mark.parametrize(
+    ("name", "required"),
+    [("cpu", ""), ("torch2.5.1-cu124", "driver>=525"), ("torch2.11.0-cu130", "driver>=580")],
+)
+def test_an_image_asks_the_host_for_the_driver_of_its_cuda(
+    monkeypatch: pytest.MonkeyPatch, name: str, required: str
+) -> None:
+    """The container toolkit then refuses an older one, as with NVIDIA's images."""
+    pytest.importorskip("docker")
+    client = Client()
+    monkeypatch.setattr("nsabench.images.daemon.connect", lambda: client)
+    building.build(CHECKOUT, name)
+    assert client.asked["buildargs"]["REQUIRE"] == required
 
 
 def test_a_daemon_that_forgets_the_request_for_gpus_is_refused(
