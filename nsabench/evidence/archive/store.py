@@ -26,6 +26,8 @@ except ImportError as error:
 RETRIES = 3
 PATIENCE = timedelta(seconds=20)
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ENDPOINT = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d*)?(/[!-~]*)?", re.ASCII)
+_IN_HEADERS = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
 # A part of obstore's message, such as an S3 code; what is wrong; what to do.
 _REFUSALS = (
     (
@@ -83,10 +85,11 @@ class Store:
             with self._errors():
                 self._store: LocalStore | S3Store = LocalStore(self.folder, mkdir=True)
             return
-        if not re.match(r"s3://[^/]", location):
+        if not re.match(r"s3://[\w.-]+(/|$)", location, re.ASCII):
             raise UsageError(
                 f"{location} is neither a folder nor s3://BUCKET/PREFIX", "correct the address."
             )
+        _refuse_odd_variables()
         endpoint = _read_endpoint()
         with self._errors():
             self._store = S3Store.from_url(
@@ -150,6 +153,16 @@ class Store:
             raise EnvironmentRefused(f"{self.location}: {sentence}", remedy) from error
 
 
+def _refuse_odd_variables() -> None:
+    """Raise `UsageError` for a value that no header can hold, at which obstore panics."""
+    for name in _IN_HEADERS:
+        if re.search(r"[^!-~]", os.environ.get(name, "")):
+            raise UsageError(
+                f"{name} has a blank, a line break or another odd character",
+                "set it again without that; a file that it is read from may end in a blank line.",
+            )
+
+
 def _read_endpoint() -> str:
     """Return the server's address, "" for Amazon's. obstore panics if it is malformed."""
     for name in _ENDPOINTS:
@@ -157,8 +170,7 @@ def _read_endpoint() -> str:
         if endpoint is None:
             continue
         with suppress(ValueError):
-            address = urlsplit(endpoint)
-            if address.scheme in ("http", "https") and address.hostname and address.port != 0:
+            if _ENDPOINT.fullmatch(endpoint) and urlsplit(endpoint).port != 0:
                 return endpoint
         raise UsageError(
             f"{name} is {endpoint!r}, and not an address such as https://s3.example.org",

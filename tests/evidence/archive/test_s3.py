@@ -215,7 +215,13 @@ def test_a_wrong_clock_and_missing_credentials(
     assert remedy in refused.value.remedy
 
 
-@pytest.mark.parametrize("endpoint", ["", "localhost:8333", "127.0.0.1", "http://", "http://a:b"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *("", "localhost:8333", "127.0.0.1", "http://", "http://a:b", "http://a:99999"),
+        *("http://a b", " http://a", "http://a\n", "http://ü.example", "http://%zz", "http://a<b>"),
+    ],
+)
 def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     """obstore panics at some of them."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -224,7 +230,24 @@ def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, endpoin
     assert "http://" in refused.value.remedy
 
 
-@pytest.mark.parametrize("location", ["s3:/bench/x", "s3:bench", "s3://", "s3:///x", "gs://bench"])
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
+def test_a_line_break_at_the_end_of_a_variable(
+    locate: Callable[..., str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """obstore panics when it builds a header."""
+    location = locate()
+    monkeypatch.setenv(name, "a\n")
+    with pytest.raises(UsageError, match=name):
+        Archive(location).survey()
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        *("s3:/bench/x", "s3:bench", "s3://", "s3:///x", "gs://bench"),
+        *("s3://be nch/x", "s3://[bench/x", "s3://%zz/x"),
+    ],
+)
 def test_an_address_of_no_bucket_makes_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
 ) -> None:
