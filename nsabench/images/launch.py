@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from nsabench.machine.environment.provenance import COMBO_VARIABLE, DIGEST_VARIA
 RESULTS = "/results"
 INPUT = "/input"
 STOP_GRACE_S = 20
-LEAST_FREE_BYTES = 256 << 20
 # podman as root sets a million for each limit that is not named, which some hosts refuse.
 ULIMITS = {"core": 0, "nofile": 16384, "nproc": 16384}
 
@@ -62,8 +60,6 @@ def _check_results(results: Path) -> None:
             f"{results} cannot be written by uid {os.getuid()}",
             "give --results a folder of your own.",
         )
-    if shutil.disk_usage(results).free < LEAST_FREE_BYTES:
-        raise EnvironmentRefused(f"the disk of {results} is full", "make room for the results.")
 
 
 def _make_settings(launch: Launch, digest: str) -> dict[str, Any]:

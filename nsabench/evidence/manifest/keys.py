@@ -32,8 +32,6 @@ class Revocation:
     why: Why
 
     def concerns(self, signed: datetime) -> bool:
-        if signed.tzinfo is None:
-            signed = signed.replace(tzinfo=UTC)
         return self.why is Why.COMPROMISED or signed.astimezone(UTC).date() >= self.since
 
 

@@ -10,7 +10,7 @@ from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.runs import ArchivedRun
 from nsabench.evidence.manifest import MANIFEST, signed_around
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.files import write_text
+from nsabench.files import refuse_filled, write_text
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Catch
@@ -148,8 +148,7 @@ def write(
     require: Trust = Trust.EPHEMERAL,
 ) -> Path:
     """Write the site into a new folder, and return its first page. Raises `UsageError`."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is not an empty folder", "give --out a new one.")
+    refuse_filled(folder)
     around = {folder.resolve(), *folder.resolve().parents}
     if signed_around(folder) or any(Path(place).resolve() in around for place in places):
         raise UsageError(

@@ -165,7 +165,7 @@ def test_what_an_archive_holds_has_its_page_and_its_downloads(page: Path, browse
 
 def test_what_makes_no_site(tmp_path: Path) -> None:
     archive = archive_of(tmp_path, SIGNED)
-    with pytest.raises(UsageError, match="not an empty folder"):
+    with pytest.raises(UsageError, match="is not empty"):
         site.write([archive], tmp_path)
     for inside in (Path(archive) / "site", tmp_path / SIGNED.run_id / "site"):
         with pytest.raises(UsageError, match="must not change"):
