@@ -216,6 +216,17 @@ class Published:
             ]
             yield _row(f"`{other}`", *ratios)
 
+    def name_absent(self, page: Path, op: str) -> Iterator[str]:
+        """The libraries that took part in no case of an op, and why."""
+        records = self.records(op)
+        there = {r.implementation for r in records if r.status is Status.OK}
+        absent = {
+            f"`{r.implementation}` ({r.reason.split(':')[0]})": None
+            for r in records
+            if r.implementation not in there and r.status is Status.UNSUPPORTED and r.package
+        }
+        yield f"Not in these runs: {', '.join(absent) or 'none'}."
+
     def draw_chart(
         self, page: Path, op: str, heads: str, direction: str, regime: str = "device"
     ) -> Iterator[str]:
@@ -254,6 +265,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "verdicts": Published.count_verdicts,
     "ratios": Published.list_ratios,
     "times": Published.list_all_times,
+    "absent": Published.name_absent,
     "chart": Published.draw_chart,
 }
 
