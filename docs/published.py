@@ -109,23 +109,35 @@ class Published:
     # --- blocks
 
     def list_runs(self, page: Path) -> Iterator[str]:
-        yield from _head("run", "ops", "GPU", "versions", "commit", "cases", "records")
+        yield from _head("run", "quoted for", "GPU", "versions", "commit", "cases", "records")
         for run in self.runs:
             predicate = run.statement.predicate
-            ops = ", ".join(sorted({op for op, _ in self.newest if run in self.sources(op)}))
+            quoted = sorted(
+                f"{op} {way}" for (op, way), (new, _) in self.newest.items() if new is run
+            )
             machine = predicate.environment
             commit = next((c[:8] for c in machine.commits.values()), "")
             yield _row(
-                f"`{run.run_id}`", ops, machine.gpu or "", _versions(run), commit,
-                f"{predicate.plan.cases}", f"{predicate.records}",
+                f"`{run.run_id}`", ", ".join(quoted), machine.gpu or "", _versions(run), commit,
+                f"{predicate.plan.cases}, shard {predicate.plan.shard}", f"{predicate.records}",
             )  # fmt: skip
 
     def name_source(self, page: Path, op: str) -> Iterator[str]:
+        """A line for each run: where it was made, and the libraries that it lacks, and why."""
         for run in self.sources(op):
             signed, gpu = run.statement.predicate.signed, run.statement.predicate.environment.gpu
             directions = [d for d in Direction if self._is_from(run, op, d)]
+            records = [r for d in directions for r in self.newest[op, d][1]]
+            there = {r.implementation for r in records if r.status is Status.OK}
+            absent = {
+                f"`{r.implementation}` ({r.reason.split(':')[0]})": None
+                for r in records
+                if r.implementation not in there and r.status is Status.UNSUPPORTED and r.package
+            }
+            lacks = f" Without {', '.join(absent)}." if absent else ""
             said = ", ".join(map(str, directions))
-            yield f"- {said}: {gpu}, {_versions(run)}, {signed:%Y-%m-%d}, run `{run.run_id}`."
+            versions = f"{gpu}, {_versions(run)}, {signed:%Y-%m-%d}"
+            yield f"- {said}: {versions}, run `{run.run_id}`.{lacks}"
 
     def list_break_even_lengths(self, page: Path, op: str) -> Iterator[str]:
         """A row for each head layout and direction, a column for each regime."""
@@ -168,8 +180,10 @@ class Published:
                 continue
             counts = Counter(c.verdict for _, c in compared)
             verdicts = ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v])
-            unproven = sum(r.unproven_verdict for r, _ in compared)
-            proviso = f", of which {unproven} rest on an unproven check" if unproven else ""
+            decided = [r for r, c in compared if c.verdict is not Verdict.INCONCLUSIVE]
+            unproven = [r.unproven for r in decided if r.unproven]
+            checks = " or ".join(f"`{check}`" for check in sorted(set(unproven)))
+            proviso = f", {len(unproven)} on an unproven check ({checks})" if unproven else ""
             ratios = [c.ratio for _, c in compared if c.ratio]
             yield (
                 f"- {called[0].upper()}{called[1:]}: {verdicts} of {len(compared)} cases{proviso}. "
@@ -216,17 +230,6 @@ class Published:
             ]
             yield _row(f"`{other}`", *ratios)
 
-    def name_absent(self, page: Path, op: str) -> Iterator[str]:
-        """The libraries that took part in no case of an op, and why."""
-        records = self.records(op)
-        there = {r.implementation for r in records if r.status is Status.OK}
-        absent = {
-            f"`{r.implementation}` ({r.reason.split(':')[0]})": None
-            for r in records
-            if r.implementation not in there and r.status is Status.UNSUPPORTED and r.package
-        }
-        yield f"Not in these runs: {', '.join(absent) or 'none'}."
-
     def draw_chart(
         self, page: Path, op: str, heads: str, direction: str, regime: str = "device"
     ) -> Iterator[str]:
@@ -265,7 +268,6 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "verdicts": Published.count_verdicts,
     "ratios": Published.list_ratios,
     "times": Published.list_all_times,
-    "absent": Published.name_absent,
     "chart": Published.draw_chart,
 }
 
