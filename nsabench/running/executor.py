@@ -21,6 +21,7 @@ from nsabench.model.vocabulary import Purpose, Role, Status
 from nsabench.running import process_tree
 from nsabench.running.clients import CheckerClient, Listener, WorkerClient
 from nsabench.running.process import WorkerLost, WorkerRefused, broke_protocol
+from nsabench.verdicts.attempts import EARLY
 from nsabench.worker.protocol import Measure, Measured
 
 # For each implementation; 10,000 samples take less. A longer line of the log is refused.
@@ -145,6 +146,9 @@ class JobListener(Listener):
                 raise WorkerLost(broke_protocol(how, self._step))
             return self.checker.check(reply)
         if isinstance(reply, Step):
+            if reply.phase in EARLY and self._step.phase not in EARLY:
+                # A death in an early phase would accuse no implementation.
+                raise WorkerLost(broke_protocol(f"went back to {reply.phase!r}", self._step))
             self._step = reply
             self.monitor.at_phase(reply.phase)
         return super().__call__(reply)

@@ -182,6 +182,12 @@ def blames_the_baseline(q, k, v):
 
 
 @hostile
+def dies_before_any_call_it_says(q, k, v):
+    forge(nonce() + b'{"kind": "step", "phase": "inputs"}\n')
+    os.abort()
+
+
+@hostile
 def delivers_for_ever(q, k, v):
     delivery = made_delivery("delivers_for_ever")
     while True:

@@ -76,6 +76,7 @@ def leftovers() -> list[int]:
         ("dies_only_when_timed", Status.CRASHED, "SIGABRT"),
         ("blames_the_baseline", Status.CRASHED, "not me"),
         ("forges_a_refusal", Status.CRASHED, "a refusal in the middle of measuring"),
+        ("dies_before_any_call_it_says", Status.CRASHED, "its process went back to 'inputs'"),
         ("delivers_for_another", Status.CRASHED, "'sdpa_gqa', which is not measured here"),
         ("delivers_for_another_op", Status.CRASHED, "for the op 'decode_dense'"),
         ("delivers_for_a_stranger", Status.CRASHED, "'somebody', which is not measured here"),
