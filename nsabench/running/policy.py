@@ -14,10 +14,10 @@ from nsabench.model.job import ALL_STAY, EarlyExit, Job
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Comparison
-from nsabench.model.vocabulary import Purpose, Reference, Role, Verdict
+from nsabench.model.vocabulary import Purpose, Reference, Role
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
-from nsabench.verdicts.verdict import needs_confirmation
+from nsabench.verdicts.verdict import needs_confirmation, needs_isolated
 
 # To measure a faster implementation takes less time than to find out that it is far behind.
 LEAST_MS = 20.0
@@ -77,14 +77,9 @@ def _plan_confirmation(plan: Plan, log: Log, compare: MakeComparisons) -> Iterat
 
 def _plan_isolated(plan: Plan, log: Log, compare: MakeComparisons) -> Iterator[Job]:
     comparisons = compare(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
-    won = {comparison.case_id for comparison in comparisons if comparison.verdict is Verdict.FASTER}
-    pays = {
-        comparison.case_id
-        for comparison in comparisons
-        if comparison.reference is Reference.ALTERNATIVE
-        and comparison.lo is not None
-        and comparison.lo > 1
-    }
+    needed = [comparison for comparison in comparisons if needs_isolated(comparison)]
+    won = {c.case_id for c in needed if c.reference is Reference.BASELINE}
+    pays = {c.case_id for c in needed if c.reference is Reference.ALTERNATIVE}
     for planned in plan.cases:
         baselines = plan.list_clean(planned, Role.BASELINE) if planned.id in won else []
         alternatives = plan.list_clean(planned, Role.ALTERNATIVE) if planned.id in pays else []

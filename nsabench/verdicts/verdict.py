@@ -263,6 +263,13 @@ def needs_confirmation(comparison: Comparison, margin: float = MARGIN) -> bool:
     return comparison.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)
 
 
+def needs_isolated(comparison: Comparison) -> bool:
+    """Return whether its references are also timed in a process without candidates."""
+    if comparison.reference is Reference.BASELINE:
+        return comparison.verdict is Verdict.FASTER
+    return comparison.lo is not None and comparison.lo > 1
+
+
 def revise(
     record: Record,
     case: Sequence[Record],
@@ -285,12 +292,7 @@ def revise(
     for comparison in record.comparisons:
         if confirmation is not None and needs_confirmation(comparison, margin):
             comparison = _confirm_verdict(comparison, confirmation, margin)
-        if comparison.reference is Reference.BASELINE:
-            is_won = comparison.verdict is Verdict.FASTER
-        else:
-            is_won = comparison.lo is not None and comparison.lo > 1
-        role = _ROLES[comparison.reference]
-        if is_won and isolated is not None and role in roles_timed:
+        if isolated and needs_isolated(comparison) and _ROLES[comparison.reference] in roles_timed:
             comparison = _compare_with_isolated(comparison, record, case, isolated, clean)
         comparisons.append(comparison)
     return replace(record, comparisons=tuple(comparisons))
