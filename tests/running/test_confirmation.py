@@ -105,6 +105,7 @@ def test_throttling_makes_a_verdict_inconclusive() -> None:
         (1.205, True),
         (1.015, True),
         (1.025, True),
+        (1.218, False),  # 1.5 % over the margin
         (1.0, False),
     ],
 )

@@ -30,6 +30,12 @@ def test_what_measured_nothing_is_not_the_latest(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_begins_where_another_measured_nothing(tmp_path: Path) -> None:
+    folder = made(tmp_path / "run")
+    folder.create()
+    assert [path.name for path in folder.path.iterdir()] == ["logs"]
+
+
 def test_a_folder_of_ones_own_called_latest_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
     made(tmp_path / "one")

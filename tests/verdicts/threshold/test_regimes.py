@@ -62,6 +62,16 @@ def test_a_failure_at_the_greatest_length_decides_in_both(tmp_path: Path) -> Non
         assert decision.min_length is None
 
 
+def test_a_greatest_length_without_queued_calls_leaves_the_queue_open(tmp_path: Path) -> None:
+    records, plan = read_run(make_run(tmp_path / "run", BOTH))
+    cut = [
+        replace(r, comparisons=(r.comparison(Regime.DEVICE),)) if r.length == 1024 else r
+        for r in records
+    ]
+    lengths = {d.regime: d.min_length for d in decide_run(cut, plan)}
+    assert lengths == {Regime.DEVICE: 128, Regime.QUEUE: None}
+
+
 def test_where_a_control_of_the_queue_gets_away_the_queue_decides_nothing(tmp_path: Path) -> None:
     decisions = decide(tmp_path / "run", replace(BOTH, queue_caught=False))
     assert decisions[Regime.DEVICE].answer is ThresholdAnswer.FROM
