@@ -13,7 +13,7 @@ from nsabench import labels
 from nsabench.checks.cases import by_case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime, Role, Status
-from nsabench.verdicts.length_series import Tested, find_length, find_objections
+from nsabench.verdicts.length_series import Tested, find_least_length, find_objections
 
 # Names of the regimes for readers. Most models call from Python, so that comes first.
 CALLED = {
@@ -138,7 +138,7 @@ def _compare_best(case: Sequence[Record], regime: Regime) -> Tested:
 
 
 def _decide_answer(tested: Sequence[Tested]) -> tuple[Pays, int | None, str]:
-    length, failing = find_length(tested, LIMIT)
+    length, failing = find_least_length(tested, LIMIT)
     if length is not None:
         return Pays.FROM, length, ""
     unknown = next((case for case in failing if case.comparison.ratio is None), None)

@@ -46,7 +46,7 @@ class Tested:
         )
 
 
-def find_length(tested: Sequence[Tested], limit: float) -> tuple[int | None, list[Tested]]:
+def find_least_length(tested: Sequence[Tested], limit: float) -> tuple[int | None, list[Tested]]:
     """Return the smallest length from which all cases pass, and what fails at the next below."""
     passed: int | None = None
     for length in sorted({case.length for case in tested}, reverse=True):

@@ -22,7 +22,7 @@ from nsabench.model.vocabulary import (
     Verdict,
 )
 from nsabench.planning.narrow import ALL, Narrowed
-from nsabench.verdicts.length_series import Tested, find_length, find_objections
+from nsabench.verdicts.length_series import Tested, find_least_length, find_objections
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.verdict import NEAR
 
@@ -150,7 +150,7 @@ def _decide_candidate(
     where = plan.where if plan else ()
     info = plan.by_name.get((first.op, first.implementation)) if plan else None
     tested = _without_declined_series(rows)
-    threshold, failing = find_length(tested, margin)
+    threshold, failing = find_least_length(tested, margin)
     stopper = min(failing, key=lambda row: (_is_open(row), row.lo or 0.0), default=None)
     above = [row for row in tested if threshold is not None and row.length >= threshold]
     reasons = list(objections)
