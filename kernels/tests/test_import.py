@@ -28,6 +28,15 @@ def test_neither_the_compiler_nor_other_libraries_are_imported() -> None:
     assert done.stdout.split() == []
 
 
+def test_without_triton_the_import_says_what_to_install() -> None:
+    source = "import sys; sys.modules['triton'] = None; import nsa_kernels"
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=100
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError") and "pip install triton" in last
+
+
 def test_what_is_constant_is_marked_as_torch_marks_it() -> None:
     def other() -> bool:
         return True

@@ -43,6 +43,12 @@ def test_pages_say_what_the_published_runs_say(published: ModuleType) -> None:
         assert texts(path.read_text()) == texts(svg), "run `python docs/generate.py`"
 
 
+def test_the_page_says_which_directions_were_measured(published: ModuleType) -> None:
+    directions = {what[1] for what in published.read_archive().newest if what[0] == "nsa_attention"}
+    text = (RESULTS / "nsa-attention.md").read_text()
+    assert ("measured the forward only" in text) == (directions == {"forward"})
+
+
 def texts(svg: str) -> list[str]:
     return re.findall(r"<(?:title|text)[^>]*>([^<]*)", svg)
 
