@@ -178,25 +178,20 @@ def _find_tops(series: list[Record], cases: dict[str, list[Record]]) -> Iterator
     """Find the records after a leap, until one is faster than the edge."""
     foot, edge = series[0], None
     for record in series[1:]:
-        if _leaps(foot, record):
+        if _ms(record) > LEAP * _growth(foot, record) ** 2 * _ms(foot):
             edge = edge or record
         elif edge is None or _ms(record) < _ms(edge):
             foot, edge = record, None
         if edge is None:
             continue
+        cliff = _describe_cliff(foot, edge)
         # If the baseline may be the best, the whole case is in doubt.
         best = best_baseline(cases[foot.case_id])
         if record.role is Role.BASELINE and best and _ms(foot) <= IN_THE_RUNNING * _ms(best):
-            sentence = (
-                f"{_describe_cliff(foot, edge)}; without that it may be the best baseline here"
-            )
+            sentence = f"{cliff}; without that it may be the best baseline here"
             yield Finding("cliff", Effect.INCONCLUSIVE, sentence, record.case_id)
         else:
-            yield Finding("cliff", Effect.NOTE, _describe_cliff(foot, edge), *record.key)
-
-
-def _leaps(foot: Record, record: Record) -> bool:
-    return _ms(record) > LEAP * _growth(foot, record) ** 2 * _ms(foot)
+            yield Finding("cliff", Effect.NOTE, cliff, *record.key)
 
 
 def _growth(foot: Record, record: Record) -> float:

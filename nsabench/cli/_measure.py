@@ -30,6 +30,8 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     if plan is not None and plan.device == "cpu":
         # A GPU refuses too much memory by itself; a host kills the process.
         planner.refuse_unfitting(plan, memory_of("cpu"))
+        if asked.device == "auto":
+            planner.refuse_long(plan)
     # With --json, standard output is for programs.
     shown = terminal.Progress(terminal.console(stderr=asked.as_json))
     try:

@@ -128,10 +128,7 @@ _own_op = functools.partial(
 )
 ops_file = _own_op()
 loaded_ops = _own_op(callback=_load_op)
-ops_of_the_run = click.option(
-    "--ops",
-    type=PATH,
-    metavar="FILE.py",
+ops_of_the_run = _own_op(
     expose_value=False,
     callback=_load_op,
     help="File with the op of the run, if it is an op of your own.",

@@ -12,7 +12,6 @@ from nsabench.errors import UsageError
 from nsabench.fleet import jobs
 from nsabench.fleet.jobs import ShardedRun
 from nsabench.images import combos
-from nsabench.model.plan import Device
 from nsabench.planning import resolve
 from nsabench.planning.narrow import Narrowed
 
@@ -51,8 +50,8 @@ def _work(asked: Measuring, shards: int) -> ShardedRun:
     asked = _options.absolute(asked)
     if asked.ops_file is not None:
         ops.load_file(asked.ops_file)
-    device: Device = "cpu" if asked.device == "cpu" else "cuda"
-    loaded = resolve.load_matrices(asked.matrices or resolve.default_matrices(device))
+    default = resolve.default_matrices("cpu" if asked.device == "cpu" else "cuda")
+    loaded = resolve.load_matrices(asked.matrices or default)
     wants = Narrowed(asked.where, asked.only).wants
     series = {ops.series_key(case) for m in loaded for case in m.cases if wants(case)}
     if shards > len(series):

@@ -49,10 +49,6 @@ def _name_failure(record: Record) -> str:
     return f"{noun} {'wrong' if record.status is Status.WRONG else 'failed'}"
 
 
-def describe_candidate(standing: Standing, decisions: Sequence[Decision]) -> str:
-    return f"{standing.implementation}: {'; '.join(list_findings(standing, decisions))}"
-
-
 def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str]:
     """Return in words whether a candidate is right, its ratios, and from which length to use it."""
     is_untimed = standing.right and all(r.median_ms is None for r in standing.right)

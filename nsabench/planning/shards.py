@@ -15,7 +15,7 @@ from nsabench.model.vocabulary import Direction, Mode, Role
 ALL = "1/1"
 # Parity of an implementation and everything else before its samples. Compilation is extra.
 SET_UP_S = {"cuda": 0.05, "cpu": 0.8}
-CPU_CALL_S = 0.02  # whatever the case
+CPU_CALL_S, CPU_FLOP_S = 0.02, 1e10  # the least, and what a few cores reach on a long call
 # What a current GPU reaches on an op, not its peak.
 FLOP_S, BYTE_S = 1e14, 1e12
 # Work of a case besides its samples: inputs, the oracle in float64, and baselines that move far
@@ -53,7 +53,7 @@ def share(cases: Sequence[PlannedCase], shard: str) -> Cases:
 def estimate_s(planned: PlannedCase, device: Device = "cuda") -> float:
     work, timing = ops.work(planned.case), planned.case.timing
     implementations = len(planned.implementations)
-    call_s, rest_s = CPU_CALL_S, 0.0
+    call_s, rest_s = max(CPU_CALL_S, work.flops / CPU_FLOP_S), 0.0
     if device == "cuda":
         call_s = max(work.flops / FLOP_S, work.bytes_min / BYTE_S)
         rest_s = work.flops / REST_FLOP_S + work.bytes_min / REST_BYTE_S

@@ -180,6 +180,16 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
         )
 
 
+def refuse_long(plan: Plan) -> None:
+    """Raise `EnvironmentRefused` for a plan that takes long on a CPU, which decides nothing."""
+    seconds = sum(took.seconds for took in estimate(plan).values())
+    if seconds > 30 * 60:
+        raise EnvironmentRefused(
+            f"there is no GPU here, and a CPU takes about {format_duration(seconds)} for this plan",
+            "measure on a machine with a GPU. If outputs are to be checked here: `--device cpu`.",
+        )
+
+
 def format_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.errors import UsageError
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.running import planner
 from tests.commands import invoke
 from tests.runs import Made, make_plan
@@ -56,3 +56,12 @@ def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(
     done = invoke("plan", matrix, "--device", "cpu")
     assert done.code == 0 and "about" in done.stdout.splitlines()[-1]
     assert " MB  selection_rows" in done.stdout or " kB  selection_rows" in done.stdout
+
+
+def test_hours_on_a_cpu_are_refused() -> None:
+    """A machine without a GPU measured dense attention for hours, and decided nothing."""
+    long = planner.make_plan(("nsa_attention",), "cpu", None, brief=True)
+    with pytest.raises(EnvironmentRefused) as refused:
+        planner.refuse_long(long)
+    assert " h " in str(refused.value) and "--device cpu" in refused.value.remedy
+    planner.refuse_long(planner.make_plan(("quick",), "cpu", None, brief=True))

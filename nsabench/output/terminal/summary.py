@@ -134,7 +134,8 @@ def describe_end(finished: Finished, signed: str = "", *, width: int = WIDTH) ->
         decisions = threshold.decide_run(records, plan)
     room, lines = MOST_LINES - 1 - len(last), list[Sentence]()
     for place, standing in enumerate(own):
-        text = _wrap(answer.describe_candidate(standing, decisions), width)
+        findings = "; ".join(answer.list_findings(standing, decisions))
+        text = _wrap(f"{standing.implementation}: {findings}", width)
         is_last = place == len(own) - 1
         if len(lines) + len(text) > room - (not is_last):
             lines.append(Sentence(f"and {len(own) - place} more: see the table"))
