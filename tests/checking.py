@@ -15,11 +15,11 @@ from torch import Tensor
 
 from nsabench import ops, registry
 from nsabench.checker.judge import ErrorTally, OutputJudge
-from nsabench.checker.protocol import Judged, Prepare, Prepared
+from nsabench.checker.protocol import Prepare, Prepared
 from nsabench.delivery import Delivery, Mailbox
 from nsabench.failure import Failure
 from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.measurement import Observation
+from nsabench.model.measurement import Judged, Observation
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.source import Source

@@ -17,11 +17,12 @@ from nsabench.checker.compare import Errors, WrongValues
 from nsabench.checker.diagnosis.gradients import diagnose_gradient
 from nsabench.checker.diagnosis.outputs import diagnose
 from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis
-from nsabench.checker.protocol import Checked, Concluded, Judged, NoOracle, Prepare, Prepared
+from nsabench.checker.protocol import Checked, Concluded, NoOracle, Prepare, Prepared
 from nsabench.delivery import FACTORS, OUTPUT, Delivery, Form, Mailbox, draw
 from nsabench.errors import UsageError
 from nsabench.failure import Failure
 from nsabench.model.case import Case
+from nsabench.model.measurement import Judged
 from nsabench.model.vocabulary import Status
 from nsabench.ops import Inputs, Probe
 

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from nsabench.delivery import Delivery, Form
 from nsabench.model.case import Case, Seed
-from nsabench.model.measurement import Message, Number, Whole
+from nsabench.model.measurement import Judged, Message
 from nsabench.model.vocabulary import Status
 
 
@@ -56,22 +56,6 @@ class Prepared(Message):
 class Checked(Message):
     kind: Literal["checked"] = "checked"
     right: bool
-
-
-class Judged(Message):
-    """The status of an implementation, with a reason if it is wrong, and its largest errors."""
-
-    status: Status = Status.OK
-    reason: str = ""
-    diagnosis: str = ""
-    diagnosis_id: str = ""
-    worst_element: str = ""
-    mae: Number | None = None
-    max_abs_err: Number | None = None
-    rel_l2: Number | None = None
-    worst_row: Number | None = None
-    worst_row_at: str = ""
-    rows_compared: Whole | None = None
 
 
 class Concluded(Message):

@@ -61,9 +61,10 @@ class Bursts(Message):
         return self
 
 
-class Observation(Message):
-    implementation: str
-    status: Status
+class Judged(Message):
+    """The status of an implementation, with a reason if it is wrong, and its largest errors."""
+
+    status: Status = Status.OK
     reason: str = ""
     # If it is ok: what its error looks like if the checks then find it wrong.
     diagnosis: str = ""
@@ -75,6 +76,11 @@ class Observation(Message):
     worst_row: Number | None = None
     worst_row_at: str = ""
     rows_compared: Whole | None = None  # of the output, with the oracle; None: all
+
+
+class Observation(Judged):
+    implementation: str
+    status: Status
     compile_s: Number | None = None
     peak_mem_bytes: Whole | None = None
     config: str = ""

@@ -18,13 +18,13 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter
 
 from nsabench.channel import Refused, Step
-from nsabench.checker.protocol import Checked, Conclude, Concluded, Judged, Prepare, Prepared
+from nsabench.checker.protocol import Checked, Conclude, Concluded, Prepare, Prepared
 from nsabench.delivery import Delivery
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.job import Death
-from nsabench.model.measurement import Ceilings, Message
+from nsabench.model.measurement import Ceilings, Judged, Message
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Status

@@ -9,13 +9,13 @@ from typing import Any
 
 from nsabench import limits, ops
 from nsabench.channel import Step
-from nsabench.checker.protocol import Judged, Prepared
+from nsabench.checker.protocol import Prepared
 from nsabench.delivery import Delivery
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.nvml import ConditionMonitor
 from nsabench.model.case import FixedCount, Seed
 from nsabench.model.job import Death, Job, input_seeds
-from nsabench.model.measurement import Bursts, Message, Observation, Samples
+from nsabench.model.measurement import Bursts, Judged, Message, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role, Status
 from nsabench.running import process_tree
