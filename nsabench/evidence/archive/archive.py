@@ -22,7 +22,7 @@ from nsabench.evidence.archive.runs import ArchivedRun, VerifiedRuns, key_of, ob
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST, Report, files, verify
 from nsabench.evidence.manifest.dsse import Envelope
-from nsabench.evidence.manifest.keys import refuse_less, revocations, trust_in
+from nsabench.evidence.manifest.keys import revocations, trust_in
 from nsabench.evidence.manifest.statement import (
     Predicate,
     Statement,
@@ -113,14 +113,14 @@ class Archive:
             try:
                 run = seen.get(keys[name])
                 statement = run.statement if run is not None else self._read_statement(name)
-                trust = trust_in(statement.predicate, trusted, revoked)
-                refuse_less(trust, require)  # before its tables are read
+                # Before its tables are read.
+                trust = trust_in(statement.predicate, trusted, revoked, require)
                 if run is None:
                     run = self._verify_tables(name, statement, trust, stored[_folder(name)])
                     seen.add(keys[name], run)
                 return run.model_copy(update={"trust": trust})
             except VerificationFailed as error:
-                return f"{_folder(name)}: {error}"
+                return f"{_folder(name)}: {error}" + (error.remedy and f"; {error.remedy}")
 
         remembered = [name for name in manifests if keys[name] in seen]
         with ThreadPoolExecutor(READERS) as pool:

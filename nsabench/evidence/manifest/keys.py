@@ -60,21 +60,26 @@ def revocations(files: tuple[Path, ...] = ()) -> dict[str, Revocation]:
 
 
 def trust_in(
-    predicate: Predicate, trusted: frozenset[str], revoked: Mapping[str, Revocation]
+    predicate: Predicate, trusted: frozenset[str], revoked: Mapping[str, Revocation], require: Trust
 ) -> Trust:
-    """Return the least trust of a run's and its shards' signatures. Refuses a revoked key."""
-    signer = predicate.signer
-    signatures = [(signer.keyid, signer.trust, predicate.signed)]
-    signatures += [(shard.keyid, shard.trust, shard.signed) for shard in predicate.shards]
-    for keyid, _, signed in signatures:
-        refuse_revoked(keyid, signed, revoked)
-    levels = [Trust.PINNED if keyid in trusted else stated for keyid, stated, _ in signatures]
-    return min(levels, key=list(Trust).index)
+    """Return the least trust of a run's and its shards' signatures.
 
-
-def refuse_less(trust: Trust, require: Trust) -> None:
+    Raises `VerificationFailed` if it is less than `require`, or a key is revoked.
+    """
+    levels = {}
+    for by in (*predicate.shards, predicate.as_shard):
+        refuse_revoked(by.keyid, by.signed, revoked)
+        levels[Trust.PINNED if by.keyid in trusted else by.trust] = by.keyid
+    trust = min(levels, key=list(Trust).index)
     if not trust.reaches(require):
-        raise VerificationFailed(f"the run is {trust} and {require} is required")
+        remedies = {
+            Trust.UNPINNED: f"it is signed by {levels[trust]}, which you did not name: give its "
+            "public key with --key.",
+            Trust.EPHEMERAL: "it is signed with an ephemeral key: sign with a lasting key.",
+        }
+        sentence = f"the run is {trust} and {require} is required"
+        raise VerificationFailed(sentence, remedies[trust])
+    return trust
 
 
 def refuse_revoked(keyid: str, signed: datetime, revoked: Mapping[str, Revocation]) -> None:

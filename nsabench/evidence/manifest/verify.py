@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.keys import Revocation, refuse_less, revocations, trust_in
+from nsabench.evidence.manifest.keys import Revocation, revocations, trust_in
 from nsabench.evidence.manifest.logs import Logged, check_log, check_shards, read_log
 from nsabench.evidence.manifest.seal import brief_of, brief_plan
 from nsabench.evidence.manifest.statement import (
@@ -74,9 +74,7 @@ class Report:
 
     def raise_if_broken(self) -> None:
         if self.broken:
-            raise VerificationFailed(
-                f"{self.folder} is not what it claims to be: {self.broken}", self.remedy
-            )
+            raise VerificationFailed(f"{self.folder} fails the check {self.broken}", self.remedy)
 
 
 def verify(
@@ -108,17 +106,16 @@ def verify(
         plan, logged = _check_contents(report)
         with report.check("trust"):  # before much is computed from what a stranger made
             if report.predicate is not None:
-                report.trust = trust_in(report.predicate, keyids, revoked)
-            refuse_less(report.trust, require)
+                report.trust = trust_in(report.predicate, keyids, revoked, require)
             report.details["trust"] = report.trust
         if tables:
             with report.check("tables"):
                 report.details["tables"] = _check_tables(folder, plan, logged, report.predicate)
-    if report.outcomes["manifest"] == "broken" and _is_resumable(folder, keyids):
-        report.remedy = (
-            "`nsabench all` signs a run at its end, `run` does not: `nsabench all --resume "
-            f"{folder}`, where it was begun, goes on with it and signs it."
-        )
+    if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
+        with suppress(VerificationFailed):  # its log is not sound
+            read_log(folder, read_plan(folder, None))
+            command = f"`nsabench all --resume {folder}`"
+            report.remedy = f"finish it where it was begun, with the same key: {command}."
     return report
 
 
@@ -270,15 +267,3 @@ def describe_signers(shards: Sequence[ShardSigned]) -> str:
         for keyid, name in named.items()
     ]
     return f"{len(shards)} shards, measured and signed: {'; '.join(by_key)}"
-
-
-def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
-    """Return whether an unsigned run has a log by a key that is trusted or kept here."""
-    if os.path.lexists(folder / MANIFEST):
-        return False
-    try:
-        _, origin = read_log(folder, read_plan(folder, None))
-        kept = read_run_key(folder)
-    except (UsageError, VerificationFailed):
-        return False
-    return origin.keyid in trusted | ({kept.keyid} if kept is not None else set())

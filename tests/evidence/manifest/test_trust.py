@@ -48,6 +48,17 @@ def test_a_run_passes_where_its_level_is_enough(
         assert report.broken == f"manifest: {MANIFEST} is missing: the run is unsigned"
     else:
         assert report.broken == f"trust: the run is {level} and {required} is required"
+        assert ("--key" in report.remedy) is (level is Trust.UNPINNED)
+        assert ("a lasting key" in report.remedy) is (level is Trust.EPHEMERAL)
+
+
+def test_an_unfinished_run_is_to_be_finished(tmp_path: Path) -> None:
+    signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+    run = make_run(tmp_path / "run", signer=signer)
+    assert f"`nsabench all --resume {run}`" in verify(run).remedy
+    log = run / "log.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"status":"ok"', b'"status":"no"', 1))
+    assert "--resume" not in verify(run).remedy
 
 
 def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench) -> None:
