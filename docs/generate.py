@@ -357,6 +357,13 @@ def _columns() -> Iterator[str]:
     compared = "`comparisons.parquet`: a row a case, implementation, regime and reference"
     yield from _table(compared, COMPARISONS)
     yield from _table("`samples.parquet`: a row a timed call", SAMPLES)
+    yield "## `runs`, a view of `archive query`: a row a run\n"
+    yield _wrapped(
+        "A shard has no row, and is in no other view, if a merged run of the archive holds its "
+        "measurements.\n"
+    )
+    yield "| column | meaning |\n|---|---|"
+    yield from (f"| `{name}` | {meaning} |" for name, meaning in MEANINGS["runs"].items())
 
 
 def _table(title: str, found: list[Column]) -> Iterator[str]:

@@ -93,18 +93,14 @@ def conclude(finished: Finished, signer: Signer) -> str:
     """Write thresholds and reports of a run, sign it, and return a sentence about it."""
     facts = pages.Facts.read(finished.folder.path, finished.results, finished.signer)
     thresholds_yaml.write(facts.decisions, finished.folder.thresholds, facts.payments)
-    pages.write_markdown(facts, finished.folder.path)
-    lacking = ""
-    try:
-        pages.write_html(facts, finished.folder.path)
-    except EnvironmentRefused as refused:
-        lacking = f"\n{refused}: {refused.remedy}"
-    return _sign(finished.folder, signer, finished.log_end) + lacking
+    lacking = report(facts)
+    signed = _sign(finished.folder, signer, finished.log_end)
+    return f"{signed}\n{lacking}" if lacking else signed
 
 
 def _sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
     """log_end: digest of the last line that this process wrote to the log; empty for a merge."""
-    by = seal(folder.path, signer).predicate.signer
+    predicate = seal(folder.path, signer).predicate
     # A kernel may have written into the folder. A merge runs none, and has just made the tables.
     try:
         found = verify(folder.path, tables=bool(log_end))
@@ -117,9 +113,14 @@ def _sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
     except VerificationFailed:
         (folder.path / MANIFEST).unlink()
         raise
-    if by.trust is Trust.EPHEMERAL:
-        return "signed with an ephemeral key, which names no author (`nsabench key --help`)"
-    return f"signed with the key {by.keyid}"
+    if not signer.ephemeral:
+        return f"signed with the key {signer.keyid}"
+    if any(shard.trust is Trust.UNPINNED for shard in predicate.shards):
+        return (
+            "signed with an ephemeral key, but its shards with a lasting one: set "
+            "NSABENCH_SIGNING_KEY_FILE and merge again into another folder"
+        )
+    return "signed with an ephemeral key, which names no author (`nsabench key --help`)"
 
 
 def report(facts: pages.Facts) -> str:

@@ -52,6 +52,9 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
     trusted = trusted_keyids(public)
     failed = 0
     for run in runs:
+        if run.suffix == ".shards" and not (run / "plan.json").exists():
+            say(f"skipped: {run} holds the shards of a merged run", err=True)
+            continue
         try:
             outcome, prefix = archive.add(run, trusted=trusted, require=least_trust(public))
         except VerificationFailed as error:
@@ -98,7 +101,7 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     if broken:
         raise VerificationFailed(
             f"{len(broken)} of {len(rows) + len(broken)} runs are broken",
-            "get them again from where they were made.",
+            "see above; get altered ones again from where they were made.",
         )
     return 0
 
@@ -121,6 +124,8 @@ def query(location: str, sql: str, public: tuple[Path, ...], as_json: bool) -> N
     found = archive.survey(trusted_keyids(public), least_trust(public))
     for sentence in found.broken:
         say(f"nsabench: left out: {sentence}", err=True)
+    if found.broken and not found.sound:
+        raise VerificationFailed(f"{location}: all runs are left out", "see above why.")
     answer = ask(archive, sql, found.sound)
     if as_json:
         say_json(answer.to_pylist())

@@ -26,9 +26,11 @@ from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Verdict
 from nsabench.output.report import Facts, write_html, write_markdown
+from nsabench.output.terminal.summary import describe_end
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.signing import Signer
 from nsabench.signing.keys import private_pem, public_der
+from nsabench.signing.signer import KEY_FILE
 from nsabench.verdicts.results import CANARY, Results
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.threshold import decide_run
@@ -100,6 +102,34 @@ def test_a_merged_run_verifies_and_says_what_its_shards_say(
     assert len(found.records) == sum(map(len, each)) == 16 * 3
     assert not list(shards[0].parent.glob(".whole*"))
     assert (out / "report.html").is_file() and (out / "selection_report.md").is_file()
+
+
+def test_an_archive_counts_a_shard_of_a_merged_run_once(
+    tmp_path: Path, _made: Path, _merged: Path
+) -> None:
+    pytest.importorskip("duckdb")
+    from nsabench.evidence.archive.query import query
+
+    first, *others = sorted(_made.iterdir())
+    archive = Archive(str(tmp_path / "archive"), create=True)
+    sql = "SELECT run_id, count(*) AS n FROM records JOIN runs USING (run_id) GROUP BY 1"
+    archive.add(first)
+    assert query(archive, sql).to_pylist() == [{"run_id": "shard-1", "n": len(read_records(first))}]
+    for run in (_merged, *others):
+        archive.add(run)
+    [row] = query(archive, sql).to_pylist()
+    assert row == {"run_id": Plan.read(_merged / "plan.json").run_id, "n": 16 * 3}
+
+
+def test_a_merge_without_a_key_says_how_to_sign(
+    tmp_path: Path, _made: Path, signer: Signer
+) -> None:
+    other = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
+    finished, sentence = merge(sorted(_made.iterdir()), tmp_path / "other", other)
+    assert KEY_FILE in sentence
+    assert "sum of its shards" in describe_end(finished)[0].text
+    _, sentence = merge(sorted(_made.iterdir()), tmp_path / "whole", signer)
+    assert KEY_FILE not in sentence
 
 
 def test_a_merged_run_keeps_what_each_host_signed(_made: Path, _merged: Path) -> None:

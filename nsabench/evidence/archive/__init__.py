@@ -1,4 +1,4 @@
-"""An archive of verified runs, in a folder or in S3. Needs the extra `nsabench[archive]`.
+"""An archive of verified runs, in a folder or in S3. Needs the extra `archive`.
 
     schema=1/gpu=NVIDIA_H200/run=RUN_ID/records-HASH.parquet
                                         samples-HASH.parquet

@@ -48,10 +48,13 @@ def query(
 ) -> pa.Table:
     """Return the answer of a query over some runs of an archive (None: all sound runs).
 
-    A column that a run does not have is null for that run. Raises `UsageError` if the archive is
+    A shard is left out if a merged run holds its measurements. A column that a run does not have is
+    null for that run. Raises `UsageError` if the archive is
     empty, DuckDB refuses the query, or the answer takes too much time or memory.
     """
     runs = archive.runs() if runs is None else runs
+    merged = {shard for run in runs for shard in run.statement.predicate.shards}
+    runs = [run for run in runs if run.statement.predicate.as_shard not in merged]
     if not runs:
         raise UsageError(
             f"{archive.store.location} holds no sound run",

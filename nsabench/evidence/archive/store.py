@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from nsabench import reading
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 
-INSTALL = "install it: pip install 'nsabench[archive]'."
+INSTALL = "install it: pip install -e '.[archive]' in the checkout."
 try:
     import obstore
     from obstore import exceptions
@@ -146,6 +146,8 @@ class Store:
         except (exceptions.BaseError, OSError) as error:
             sentence = " ".join(str(error).partition("\n\nDebug source")[0].split())[:300]
             remedy = "check the address, the AWS_* variables and what they may do there."
+            if self.folder is not None:
+                remedy = "make room there, or make it writable."
             for sign, what, to_do in _REFUSALS if self.folder is None else ():
                 if sign in str(error):
                     sentence, remedy = what, to_do

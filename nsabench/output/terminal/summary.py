@@ -142,7 +142,8 @@ def describe_end(finished: Finished, signed: str = "", *, width: int = WIDTH) ->
             break
         style = "" if standing.right == standing.ran else FAILED
         lines += [Sentence(line, style) for line in text]
-    took = f" in {finished.wall_s:.1f} s"
+    of_shards = ", the sum of its shards" if plan.shards else ""
+    took = f" in {finished.wall_s:.1f} s{of_shards}"
     outcome = answer.describe_outcome(plan, finished.results, took)
     return [outcome, *lines, *map(Sentence, last)]
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
-from nsabench.errors import UsageError, VerificationFailed
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.evidence.manifest.seal import describe
+from nsabench.signing import keys
 from tests.cli.conftest import Nsabench, command
 from tests.cli.conftest import nsabench as nsabench
 from tests.evidence.archive.conftest import MakeSigned
@@ -126,6 +129,45 @@ def test_the_commands(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) ->
     assert json.loads(done.stdout) == [{"n": 48}]
     done = nsabench("archive", "verify", "nowhere")
     assert done.returncode == 2 and "archive nowhere does not exist" in done.stderr
+
+
+def test_the_view_of_runs_is_documented(archive: Archive, signed: MakeSigned) -> None:
+    archive.add(signed())
+    page = yaml.safe_load((Path(__file__).parents[3] / "docs/reference.yaml").read_text())
+    assert set(query(archive, "SELECT * FROM runs").column_names) == set(page["runs"])
+
+
+def test_a_folder_of_shards_is_skipped(
+    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
+) -> None:
+    folder = tmp_path / "whole.shards"
+    folder.mkdir()
+    signed(1).rename(folder / "1")
+    done = nsabench("archive", "add", signed(0), folder, "--to", "a")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("added: ") == 1 and "whole.shards" in done.stderr
+
+
+def test_a_query_that_no_run_answers_says_why(
+    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
+) -> None:
+    Archive(str(tmp_path / "a"), create=True).add(signed(0))
+    keys.generate(tmp_path / "other.key", b"long enough to be one")
+    asked = ("archive", "query", "a", "SELECT * FROM runs", "--key", "other.key.pub")
+    done = nsabench(*asked)
+    assert done.returncode == 4
+    assert SIGNER.keyid in done.stderr or "ephemeral" in done.stderr
+
+
+def test_a_full_disk_asks_for_room(archive: Archive) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
+    try:
+        with pytest.raises(EnvironmentRefused) as refused:
+            archive.store.create("x", bytes(1 << 16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "room" in refused.value.remedy and "AWS" not in refused.value.remedy
 
 
 def test_what_is_gone_is_one_broken_run_and_hides_no_other(
