@@ -31,7 +31,7 @@ from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
 from nsabench.verdicts.results import Results, assemble, assess, refuse_other_log
 from nsabench.verdicts.tables import write_tables
 
-START_ANEW = "start a new run here; what others measured is theirs to sign."
+START_ANEW = "start a new run, which is signed with your key."
 
 
 @dataclass(frozen=True)

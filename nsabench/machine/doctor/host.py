@@ -148,8 +148,9 @@ def examine_folder(results: Path) -> Iterator[MachineProblem]:
             make = error if free_bytes < _LEAST_DISK_BYTES else warning
             yield make(
                 "low_disk",
-                f"Only {free_bytes / (1 << 20):.0f} MiB of disk are free where the results go.",
-                "Free some, or choose another place with `--out`.",
+                f"Only {free_bytes / (1 << 20):.0f} MiB of disk are free where the results go, and "
+                f"{_LEAST_DISK_BYTES / (1 << 20):.0f} MiB are needed.",
+                "Make room. A new run may go elsewhere with `--out`.",
             )
     if not os.access(existing, os.W_OK | os.X_OK):
         yield error(

@@ -329,6 +329,7 @@ def test_low_disk(
     set_free_disk(monkeypatch, free)
     problems = examine(healthy, results=tmp_path)
     assert [p.severity for p in problems] == ([severity] if severity else [])
+    assert all("256 MiB are needed" in p.what for p in problems)
 
 
 # --- variables
