@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from nsabench.cli.all import command as all_
 from nsabench.cli.fleet import command
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
 from tests.fleet.test_devices import TINY
 
 KERNELS = """
@@ -119,6 +120,23 @@ def test_a_pod_calls_nsabench_for_its_shard(tmp_path: Path) -> None:
     assert given["kernels"] == Path("/input/mine.py") and given["where"] == ("D=32 and L<=8",)
     assert (given["shard"], given["device"]) == ("2/2", "cuda")
     assert given["resume"] == Path("/results/mine/shards/2")
+
+
+def test_both_jobs_can_sign(tmp_path: Path) -> None:
+    """The comments about signing are uncommented as the guide says."""
+    out = write(tmp_path, "kubernetes", *KUBERNETES)
+    for name in ("shards.yaml", "merge.yaml"):
+        text = (out / name).read_text().replace("# To sign: ", "")
+        *_, job = yaml.safe_load_all(text)
+        pod = job["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        variables = {variable["name"]: variable["value"] for variable in container["env"]}
+        [mount] = [m for m in container["volumeMounts"] if m["name"] == "signing"]
+        [volume] = [v for v in pod["volumes"] if v["name"] == "signing"]
+        assert {str(Path(variables[n]).parent) for n in (KEY_FILE, PASSPHRASE_FILE)} == {
+            mount["mountPath"]
+        }
+        assert volume["secret"]["defaultMode"] == 0o440
 
 
 def test_a_pod_without_gpus_and_files(tmp_path: Path) -> None:
