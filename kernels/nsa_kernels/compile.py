@@ -24,7 +24,7 @@ from .attention import decode_step, nsa_attention
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 LENGTHS = (1, 64, 1024, 4096, 16384)
-"""Tokens of the calls: few and many need different kernels, other lengths no new ones."""
+"""Tokens of the calls. Together, these lengths need every variant that any length needs."""
 SIZES = {"block": 32, "stride": 16, "block_size": 64, "n_selected": 16, "window": 512}
 
 
@@ -65,8 +65,7 @@ class Compiler:
 
 
 def _specialisation(x: Any) -> Any:
-    """Return what a variant depends on: dtype and alignment of a tensor, and of a number at most
-    whether it is 1, a multiple of 16 or wide."""
+    """Return what decides the variant: of a tensor, for example, its dtype and its alignment."""
     if isinstance(x, torch.Tensor):
         return x.dtype, x.data_ptr() % 16
     if type(x) is int:
@@ -112,7 +111,7 @@ def calls(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile for the current GPU what the options name."""
+    """Compile the kernels that the options describe, for the current GPU."""
     parser = argparse.ArgumentParser(
         "nsa_kernels.compile", description=(__doc__ or "").split(":")[1]
     )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel  # `--help` does not wait for it
 
 
-class _Lasting(io.FileIO):
-    """A standard stream whose reader may leave: what cannot be written is dropped."""
+class _LossyStream(io.FileIO):
+    """A standard stream that drops output once its reader is gone."""
 
     def write(self, data: Any) -> int:
         try:
@@ -35,7 +35,7 @@ def outlive_readers() -> None:
     """Let a command end its work if standard output or error cannot be written any more."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        raw = io.BufferedWriter(_Lasting(stream.fileno(), "wb", closefd=False))
+        raw = io.BufferedWriter(_LossyStream(stream.fileno(), "wb", closefd=False))
         how = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": True}
         setattr(sys, name, io.TextIOWrapper(raw, **how))
 
@@ -64,7 +64,7 @@ def say_document(document: "BaseModel") -> None:
 
 
 def say_columns(rows: Sequence[Sequence[object]]) -> None:
-    """Print rows in columns: a list as its words, None as a dash."""
+    """Print rows in columns. An empty value is printed as a dash."""
     texts = [
         [" ".join(map(str, v)) if isinstance(v, list | tuple) else str(v or "-") for v in row]
         for row in rows

@@ -45,7 +45,7 @@ def command(device: str, results: Path, as_json: bool) -> int:
         asked = pool.submit(_describe, chosen)  # it imports torch, which can take long
         if not as_json:
             early = collect(None, None)
-            printed = doctor.find_early(early)
+            printed = doctor.find_labels_without_torch(early)
             others = {label for label, _ in summarise(early, early.gpus)} - printed
             console.print(*doctor.describe(early, without=others), sep="\n")
         described = asked.result()

@@ -82,7 +82,7 @@ class Probe(NamedTuple):
 
 
 def extend_on_cpu(shapes: Mapping[str, tuple[str, ...]], *sizes: str) -> Mapping[str, Any]:
-    """Return shapes to check with these further sizes on a CPU, and default ones on a GPU."""
+    """Append one of `sizes` to each shape for a CPU. The shapes for a GPU stay the same."""
     extended = tuple(map(",".join, zip(shapes["cpu"], sizes, strict=True)))
     return by_device(cpu=extended, cuda=shapes["cuda"])
 
@@ -95,14 +95,14 @@ class Op(ABC):
     """
 
     name: ClassVar[str]
-    # The first has the case's dtype, and so has the output.
+    # The first argument and the output have the case's dtype.
     arguments: ClassVar[tuple[str, ...]]
-    # Tensors that some distributions add behind them. An implementation has a default for each.
+    # Tensors that only some distributions add, after `arguments`. All have defaults.
     optional: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
     shape_model: ClassVar[type[Shape]]
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
-    differentiable: ClassVar[tuple[str, ...]] = ()  # by these arguments
+    differentiable: ClassVar[tuple[str, ...]] = ()  # arguments with gradients
     # Whether its oracle holds NaN in rows that are not compared (`_sequences`).
     samples_queries: ClassVar[bool] = False
     length_axis: ClassVar[str] = "L"  # the size that `length` returns
@@ -135,7 +135,7 @@ class Op(ABC):
         """Return the compulsory work of one call on the inputs that `draw` makes of this seed."""
 
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Return the compulsory work of a backward: by default, a forward that writes gradients."""
+        """Return the compulsory work of a backward: by default a forward's, plus gradients."""
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
         return Work(forward.bytes_min + written, forward.flops)

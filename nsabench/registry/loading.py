@@ -29,10 +29,10 @@ def load(
     *,
     ops_file: Path | None = None,
 ) -> list[Implementation]:
-    """Import all implementations, with the controls of each op around its first baseline.
+    """Import all implementations, and add controls that wrap the first baseline of each op.
 
     expected: the sources to import, with their sha256; None: all. Raises `UsageError` for a source
-    that has changed or cannot be imported, and like `validate`.
+    that has changed or cannot be imported, and what `validate` raises.
     """
     # Imported late, so that `from nsabench import implementation` loads no op.
     from nsabench import ops
@@ -69,7 +69,7 @@ def load(
 
 def _load_file(kernels: Path, content: bytes) -> None:
     source = Source.from_file(kernels, content)
-    # A file is executed once a process, as a module is.
+    # Like a module, a file is executed only once.
     if any(item.source == source for item in collected):
         return
     with collecting_from(source):
@@ -83,8 +83,8 @@ def _load_file(kernels: Path, content: bytes) -> None:
 
 
 def _name_module(kernels: Path) -> str:
-    """Make files beside it and its package importable, and return the name to import it by."""
-    # Last, so that no file of the user takes the place of an installed module.
+    """Make the folder and package of a file importable, and return its name in imports."""
+    # At the end, so that no file of the user hides an installed module.
     sys.path.append(str(kernels.parent))
     names = [] if kernels.stem == "__init__" else [kernels.stem]
     outermost = kernels

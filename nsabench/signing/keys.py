@@ -55,7 +55,7 @@ def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519Pri
         key = load_pem_private_key(pem, None)  # not encrypted: the passphrase is for another key
     except (ValueError, UnsupportedAlgorithm):
         raise UsageError(
-            f"the key in {source} cannot be read, or its passphrase is another one",
+            f"the key in {source} cannot be read, or its passphrase is wrong",
             f"check NSABENCH_SIGNING_KEY_PASSPHRASE_FILE, or {MAKE_ONE}",
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
@@ -111,7 +111,7 @@ def create(*wanted: tuple[Path, bytes, int]) -> None:
                 raise FileExistsError(str(path))
         for path, data, mode in wanted:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # O_EXCL overwrites no key. With the mode, no other user can ever read it.
+            # O_EXCL never overwrites a key, and the mode keeps out other users from the start.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             made.append(path)
             with os.fdopen(descriptor, "wb") as file:
@@ -163,7 +163,7 @@ def read_publics(path: Path) -> list[Ed25519PublicKey]:
         found = [key for key in loaded if isinstance(key, Ed25519PublicKey)]
     if not found or len(found) != content.count(b"-----BEGIN"):
         raise UsageError(
-            f"{path} holds no Ed25519 public key, or something else beside it",
+            f"{path} must hold Ed25519 public keys and nothing else",
             "give the .pub file that `nsabench key generate` wrote, or several in one file.",
         )
     return found
@@ -177,7 +177,7 @@ def read(path: Path, what: str) -> bytes:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(
-            f"{what}: {path} cannot be read: {error.strerror}", "name a file that can."
+            f"{what}: {path} cannot be read: {error.strerror}", "give a readable file."
         ) from None
     if len(content) > MOST_BYTES:
         raise UsageError(f"{what}: {path} has more than 1 MiB", "name the right file.")

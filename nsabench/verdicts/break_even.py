@@ -1,4 +1,4 @@
-"""Decide the break-even length: from there an op is faster than what a model could run instead.
+"""Find break-even lengths, from which an op is faster than what a model could run instead.
 
 There is one decision for each GPU, op, direction, head layout and regime. The fastest valid
 implementation of a case represents the op, and every case must be faster.
@@ -34,8 +34,8 @@ class BreakEven:
     axis: str
     answer: Pays
     length: int | None
-    why: str  # nothing is decided, or which alternatives were left out
-    tested: tuple[Tested, ...]  # the best against the best alternative, the shortest case first
+    why: str  # why nothing is decided, or which alternatives failed
+    tested: tuple[Tested, ...]  # the best of the op with the best alternative, by length
 
     @property
     def what(self) -> str:
@@ -45,7 +45,7 @@ class BreakEven:
     def sentence(self) -> str:
         if self.answer is Pays.FROM:
             but = f" ({self.why})" if self.why else ""
-            return f"pays from {self.axis} = {self.length} on{but}"
+            return f"pays from {self.axis} = {self.length}{but}"
         if self.answer is Pays.NO:
             return f"pays at no length up to {self.axis} = {self.greatest}"
         return f"not decided: {self.why}"
@@ -63,14 +63,14 @@ class BreakEven:
 
     @property
     def used(self) -> tuple[list[str], list[str]]:
-        """The implementations that represent the op where it pays, and their alternatives."""
+        """Return the implementations and alternatives of cases from the break-even length."""
         used = [t.comparison for t in self.tested if t.length >= (self.length or 0)]
         names = {c.implementation for c in used if c.implementation}
         return sorted(names), sorted({c.against for c in used if c.against})
 
 
 def decide(records: Sequence[Record]) -> list[BreakEven]:
-    """Decide every op of a run that has an alternative, in the regimes with a ratio to one."""
+    """Decide each op that a run compares with alternatives, in the regimes of comparisons."""
     with_alternatives = {(r.op, r.case_id) for r in records if r.role is Role.ALTERNATIVE}
     asked = [r for r in records if (r.op, r.case_id) in with_alternatives]
     queue = {r.op for r in asked if r.compared(Regime.QUEUE, Reference.ALTERNATIVE)}

@@ -1,7 +1,7 @@
-"""The smallest tested length from which every tested case passes a limit.
+"""Find the smallest tested length from which every tested case passes a limit.
 
-Thresholds and break-even lengths share this rule. A threshold compares a candidate with baselines,
-by the margin. A break-even length compares the best implementation with alternatives, by 1.
+Thresholds and break-even lengths share this rule. At a threshold, a candidate beats baselines by
+the margin. At a break-even length, the best implementation beats alternatives by any factor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tested:
         """Return whether the lower end of its interval is above 1 and at least `limit`."""
         return (
             self.record.status is Status.OK
-            and self.comparison.verdict in (None, Verdict.FASTER)  # alternatives give none
+            and self.comparison.verdict in (None, Verdict.FASTER)  # None: against alternatives
             and self.lo is not None
             and self.lo > 1
             and self.lo >= limit
@@ -47,7 +47,7 @@ class Tested:
 
 
 def find_least_length(tested: Sequence[Tested], limit: float) -> tuple[int | None, list[Tested]]:
-    """Return the smallest length from which all cases pass, and what fails at the next below."""
+    """Return the smallest length from which all cases pass, and cases that fail just below it."""
     passed: int | None = None
     for length in sorted({case.length for case in tested}, reverse=True):
         cases = [case for case in tested if case.length == length]
@@ -80,7 +80,7 @@ def find_objections(records: Sequence[Record], op: str, regime: Regime) -> list[
     lacking = [check for check in CHECKS_OF_QUEUE if check not in ran]
     if lacking and regime is Regime.QUEUE:
         objections.append(
-            f"no control shows that the checks {' and '.join(lacking)} work for {op}: in the "
-            f"queue nothing is decided without"
+            f"no control shows that the checks {' and '.join(lacking)} work for {op}, so the "
+            f"queue regime decides nothing"
         )
     return objections

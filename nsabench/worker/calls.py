@@ -1,8 +1,8 @@
 """Make the calls of an implementation, and deliver to the checker what they return.
 
-A call has an untimed part, then the timed part. A step times the implementation and its backward, a
-backward `torch.autograd.grad` alone. The gradient of the output is new in each call, so a backward
-knows only what its forward saved.
+A call has an untimed part, then the timed part. For a step, the implementation and its backward are
+timed, and for a backward only `torch.autograd.grad`. The gradient of the output is new in each
+call, so a backward knows only what its forward saved.
 
 A delivered output is overwritten with a mark. So no right output stays in this process, where
 another implementation could find it, and a later write to it is seen.
@@ -31,7 +31,7 @@ from nsabench.worker.inputs import BITS, InputSets, poison
 
 T = TypeVar("T")
 
-# Takes results in the order of their form, and returns whether they are right.
+# Delivers results in the op's order, and returns whether the checker finds them right.
 Deliver = Callable[[Delivery, InputSets, Sequence[Tensor]], bool]
 
 REJECTED = "its output is wrong"  # the supervisor adds the reason of the checker
@@ -65,7 +65,7 @@ class Ready:
 def prepare_call(
     item: Implementation, direction: Direction, sets: InputSets, index: int, rng: Random
 ) -> Ready:
-    """Do the untimed part of a call; return the timed part. Raises `Failure` without a backward."""
+    """Do the untimed part of a call, and return the timed part. Raises `Failure`."""
     options, call = sets.sets[index].options, item.call
     if direction is Direction.FORWARD:
         # New tensors over the same memory, so that attributes set on them are dropped.
@@ -96,7 +96,7 @@ def prepare_call(
         return Ready(run, lambda returned: answer(returned[1], returned[0].detach()))
     out = call(*leaves.values(), **options)
     refuse_without_backward(out)
-    output = out.detach()  # here, and not in the time of the call
+    output = out.detach()  # detached in the untimed part
     return Ready(
         partial(torch.autograd.grad, out, wanted, grad_out, allow_unused=True),
         partial(answer, output=output),
@@ -119,7 +119,7 @@ class Caller:
     rng: Random
 
     def __post_init__(self) -> None:
-        self.called_s = 0.0  # in guarded calls, with their compilation
+        self.called_s = 0.0  # time of guarded calls, compilation included
         self.was_right = False
         self.changed: dict[str, str] = {}  # harmless settings that were set back, in words
         self.graphs: list[tuple[torch.cuda.CUDAGraph, CallResult]] = []
@@ -142,7 +142,7 @@ class Caller:
         except Failure as failure:
             if failure.status is not Status.CRASHED:
                 raise
-            # It works without a graph, so it does what no graph can hold, such as to wait.
+            # Its call worked before, so it does what a graph cannot hold, such as to wait.
             reason = f"its call cannot be captured in a CUDA graph: {failure.reason}"
             raise Failure(Status.UNSUPPORTED, reason) from failure
 
@@ -161,8 +161,8 @@ class Caller:
         if self.graphs:
             for value in self.graphs[index][1].values.values():
                 value.fill_(float("nan"))
-        # The allocator separates the memory of streams. A kernel that always works on the default
-        # stream has its output there, and could return an earlier right one by chance.
+        # The allocator gives each stream its own memory. A kernel may always use the default stream,
+        # where its output could by chance still hold an earlier right result.
         for where in dict.fromkeys((None, stream)):
             with use_stream(where):
                 poison(self.sets.form, self.device, calls)
@@ -175,7 +175,7 @@ class Caller:
         except Failure as failure:
             guard.restore(self._settings)
             if failure.status is Status.UNSUPPORTED and self.was_right:
-                # It may decline where it would lose.
+                # Otherwise it could decline the cases where it is slow.
                 reason = f"it declined the case after a right answer: {failure.reason}"
                 raise Failure(Status.CRASHED, reason) from failure
             raise
@@ -194,7 +194,7 @@ class Caller:
             self.changed |= changes
 
     def without_guard(self, prepared: Ready) -> Callable[[], CallResult]:
-        """Return a call to be timed. Only if it fails, it waits for the device."""
+        """Return a call to be timed, which waits for the device only after an error."""
 
         def call() -> CallResult:
             try:
@@ -275,10 +275,10 @@ class Outputs:
         """Mark and keep results. Raises `Failure` if the ones kept before have lost their mark."""
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(tensor) for tensor in result.results.values()]
-        with torch.inference_mode():  # only there may a tensor made in it be written to
+        with torch.inference_mode():  # for tensors that were made in it
             for bits in self._kept:
                 bits.fill_(MARK)
-        # Controls are many, and their results are large. None of them has a ring of buffers.
+        # No control reuses its buffers, and the results of all controls would fill the memory.
         if self.item.role is Role.CONTROL:
             return
         if not self._first:

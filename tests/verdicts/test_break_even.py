@@ -96,7 +96,7 @@ def spoil_role(role: Role, **fields: Any) -> list[Record]:
 def test_it_pays_from_the_length_from_which_every_case_does() -> None:
     decided = only(ladder({4096: 0.3, 8192: 1.2, 16384: 0.9, 32768: 1.3, 65536: 2.0}))
     assert (decided.answer, decided.length) == (Pays.FROM, 32768)
-    assert decided.sentence == "pays from T = 32768 on"
+    assert decided.sentence == "pays from T = 32768"
     assert decided.used == (["nsa"], ["dense"])
     assert decided.summary.endswith("against dense")
 

@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), and the gradients of gates.
 
-Where blocks are merged from partials, the last merge writes the sum (``selection.blocks.forward``);
-the launch here is for the other path. ``gated_sum`` of the decode step is the same, of one token.
+If selected blocks are merged from partial results, the last merge also writes the sum
+(``selection.blocks.forward``). The launch here is for all other forwards of more than one token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .kernels.gated_sum import gates_backward_kernel, sum_branches_kernel
 
 
 def _rows(block_dv: int) -> int:
-    """Rows a program that give each of 128 threads sixteen elements of each branch."""
+    """Return the rows of a program: each of 128 threads gets 16 elements of each branch."""
     return max(1, 2048 // block_dv)
 
 
@@ -27,9 +27,10 @@ def launch_sum(
     near: torch.Tensor,
     gates: torch.Tensor,
 ) -> torch.Tensor:
-    """The branches [B, T, HQ, Dv] times gates [B, T, HQ, 3], summed in float32, in their dtype.
+    """Return the sum of the branches [B, T, HQ, Dv] times gates [B, T, HQ, 3].
 
-    All contiguous; gates of any floating dtype.
+    It is computed in float32 and has the dtype of the branches. The gates may have any floating
+    dtype. All tensors are contiguous.
     """
     dv = compressed.shape[-1]
     out = torch.empty(compressed.shape, dtype=compressed.dtype, device=compressed.device)
@@ -69,7 +70,7 @@ def launch_gates_backward(
     near: torch.Tensor,
     gates: torch.Tensor,
 ) -> GateGradients:
-    """The backward of ``launch_sum``; all contiguous."""
+    """Compute the gradients of gates. All tensors are contiguous."""
     b, t, hq, dv = d_out.shape
     d_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
     of_bands = torch.empty((4, b, hq, t), dtype=torch.float32, device=gates.device)

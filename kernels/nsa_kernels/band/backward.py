@@ -29,9 +29,9 @@ def band_backward(
     tiles: tuple[Tiles, Tiles] | None = None,
     gated: Gated | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return dq, dk and dv of ``band_forward``. ``grad`` and ``grad_lse`` [B,HQ,T], which may be
-    None, are contiguous. With ``gated``, ``grad`` is the gradient of the sum, and ``out`` is not
-    read."""
+    """Return dq, dk and dv of ``band_forward``. ``grad``, and ``grad_lse`` [B,HQ,T] or None, are
+    contiguous. With ``gated``, ``grad`` is the gradient of the gated sum, and ``out`` is not read.
+    """
     b, t, hq, d = q.shape
     n, h, dv = v.shape[1:]
     group = hq // h
@@ -84,7 +84,7 @@ def band_backward(
         band, key_tiles * h * b, group * longest, device_limits(q.device).processors
     )
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
-    # Several launches only of so many entries that each key tile is one share, left in dk and dv.
+    # There are several launches only if the batch is so large that ``shares`` is 1.
     for some in batches(b, shares):
         here = some.stop - some.start
         band_dkv_kernel[(key_tiles, h, here * shares)](

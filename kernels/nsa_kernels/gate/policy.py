@@ -1,4 +1,4 @@
-"""When the kernel is used and when packed SDPA is: settings, where they come from, the choice."""
+"""The settings that decide between the kernel and packed SDPA, their sources, and the decision."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ REGIMES: dict[str, tuple[str, ...]] = {
     "device": (),
     "graph": ("device",),
 }
-"""How a call is made, as thresholds tell it apart: eagerly from Python; compiled; captured in a
-CUDA graph. With each the regimes whose threshold is taken where there is none of its own, before
-``min_len``."""
+"""Regimes: calls from Python (``queue``), compiled (``device``), or captured in a CUDA graph.
+
+If a regime has no threshold, the regimes listed with it are tried, then ``min_len``."""
 
 
-def regime_of(made: Mode) -> str:
-    """The regime of a call that is made so."""
-    return {Mode.EAGER: "queue", Mode.TRACED: "device", Mode.CAPTURED: "graph"}[made]
+def regime_of(mode: Mode) -> str:
+    """Return the regime of calls in this mode."""
+    return {Mode.EAGER: "queue", Mode.TRACED: "device", Mode.CAPTURED: "graph"}[mode]
 
 
 def _is_threshold(value: object) -> bool:
-    """Whether it is a length, None for never, or a mapping from names of GPUs to one of these."""
+    """Return whether a value is a length, None (never), or a mapping from GPU names to these."""
     if isinstance(value, Mapping):
         return all(isinstance(k, str) and _is_length(v) for k, v in value.items())
     return _is_length(value)
@@ -70,8 +70,8 @@ class Policy:
         enabled: False never uses the kernel.
         min_len: smallest selected length at which the kernel is used: one number, or one for each
             GPU name as CUDA reports it; None means never. A GPU that is not listed: never.
-        by_regime: such thresholds for the regimes of ``REGIMES``, before ``min_len``: what pays in
-            a graph may lose from Python, where the host is what is awaited.
+        by_regime: thresholds of single regimes (``REGIMES``), which replace ``min_len`` there. From
+            Python, where the host limits speed, a kernel may be slower than in a graph.
         group_kernels: False avoids the kernels that take all heads of a group at once. All kernels
             for ranges do, so packed SDPA is used instead.
         force: use the kernel whatever ``min_len`` says.
@@ -91,7 +91,7 @@ class Policy:
     debug_shapes: bool = False
     by_regime: Mapping[str, int | Mapping[str, int | None] | None] | None = None
     handle: int = field(init=False, repr=False, default=-1)
-    # Worked out once, since the choice is made on every call.
+    # Computed once, since ``choose`` reads them in every call.
     off: str | None = field(init=False, repr=False, default=None)
     debug: bool = field(init=False, repr=False, default=False)
     plain: bool = field(init=False, repr=False, default=True)
@@ -109,10 +109,11 @@ class Policy:
                 "Policy: min_len must be a whole number >= 0, None for never, or a mapping from "
                 f"GPU names to these; got {self.min_len!r}"
             )
-        held = self.by_regime or {}
-        if not (held.keys() <= REGIMES.keys() and all(map(_is_threshold, held.values()))):
+        by_regime = self.by_regime or {}
+        if not (by_regime.keys() <= REGIMES.keys() and all(map(_is_threshold, by_regime.values()))):
             raise ValueError(
-                f"Policy: by_regime must hold thresholds for {', '.join(REGIMES)}; got {held!r}"
+                f"Policy: by_regime must hold thresholds for {', '.join(REGIMES)}; "
+                f"got {by_regime!r}"
             )
         if self.on_error not in ("raise", "fallback"):
             raise ValueError(
@@ -125,18 +126,18 @@ class Policy:
         object.__setattr__(self, "off", off)
         object.__setattr__(self, "debug", debug)
         object.__setattr__(self, "plain", not debug and self.on_error == "raise")
-        zero = all(value == 0 for value in (self.min_len, *held.values()))
+        zero = all(value == 0 for value in (self.min_len, *by_regime.values()))
         object.__setattr__(self, "always", self.force or zero)
         # The custom operator passes a policy as a number: its schema has no type for an object.
         object.__setattr__(self, "handle", len(_policies))
         _policies.append(self)
 
     def __reduce__(self) -> tuple[type[Policy], tuple[object, ...]]:
-        # A handle counts the policies of one process: a copy must be entered anew.
+        # A handle is a place in the list of this process, so a copy needs a handle of its own.
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def limit(self, device_index: int, regime: str) -> int:
-        """The threshold on a device (-1: the CPU) in a regime, looked up once."""
+        """Return the threshold on a device (-1: the CPU) in a regime. It is looked up once."""
         limit = self._limits.get((device_index, regime))
         if limit is None:
             name = torch.cuda.get_device_name(device_index) if device_index >= 0 else "cpu"
@@ -146,11 +147,11 @@ class Policy:
         return limit
 
     def _threshold(self, gpu: str, regime: str) -> int | None:
-        """The first that there is for this GPU; None: never."""
-        for one in (regime, *REGIMES[regime]):
-            if self.by_regime is None or one not in self.by_regime:
+        """Return the first threshold that is set for this GPU. None means never."""
+        for name in (regime, *REGIMES[regime]):
+            if self.by_regime is None or name not in self.by_regime:
                 continue
-            value = self.by_regime[one]
+            value = self.by_regime[name]
             if not isinstance(value, Mapping):
                 return value
             if gpu in value:
@@ -159,15 +160,15 @@ class Policy:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Policy:
-        """The policy that the ``NSA_*`` variables describe.
+        """Return the policy that the ``NSA_*`` variables describe.
 
         ``NSA_USE_TRITON_SEL``, ``NSA_SEL_TRITON_MIN_L``, ``NSA_SEL_TRITON_GROUP``,
         ``NSA_TRITON_SEL_FORCE``, ``NSA_DEBUG_TIMING``, ``NSA_DEBUG_COMPARE``,
-        ``NSA_DEBUG_SHAPES``. Flags are 0/1, true/false, yes/no or on/off. One that is empty is as
-        one that is not set.
+        ``NSA_DEBUG_SHAPES``. Flags are 0/1, true/false, yes/no or on/off. An empty variable counts
+        as not set.
 
         Raises:
-            ValueError: a variable holds something else; the message names it.
+            ValueError: a variable has another value.
         """
         env = os.environ if environ is None else environ
         text = env.get("NSA_SEL_TRITON_MIN_L", "").strip() or "0"
@@ -185,7 +186,7 @@ class Policy:
 
     @classmethod
     def from_thresholds(cls, path: str | Path, base: Policy | None = None) -> Policy:
-        """``base`` (default: the environment's) with the thresholds of a file nsabench wrote.
+        """Return ``base`` (default: the environment's policy) with thresholds that nsabench wrote.
 
         The file's ``runtime.sel_triton_min_L`` is a number, null (never), or a mapping from GPU
         name to one of these. ``runtime.sel_triton_min_L_by_regime`` is optional. It holds such a
@@ -194,7 +195,7 @@ class Policy:
         Raises:
             ImportError: PyYAML is not installed.
             OSError: the file cannot be read.
-            ValueError: the file does not hold that field, or holds something else there.
+            ValueError: the field is missing, or it has another value.
         """
         import yaml
 
@@ -237,12 +238,12 @@ def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def default_policy() -> Policy:
-    """The environment's policy, read once in the life of the process."""
+    """Return the environment's policy, which is read once in each process."""
     return Policy.from_environment()
 
 
 def by_handle(handle: int) -> Policy:
-    """The policy with this ``handle``; -1 is the default one."""
+    """Return the policy with this ``handle``; -1 is the default policy."""
     return default_policy() if handle < 0 else _policies[handle]
 
 
@@ -254,7 +255,7 @@ def choose(
     selected_len: int,
     regime: str = "queue",
 ) -> str | None:
-    """None for the kernel, or the reason (a key of ``REASONS``) for packed SDPA.
+    """Return None for the kernel, or the reason (a key of ``REASONS``) for packed SDPA.
 
     regime: how the call is made, a key of ``REGIMES``.
     Looks at metadata only and never waits for the device.

@@ -1,6 +1,6 @@
 """Select blocks for each query: the forced ones, then the highest scores.
 
-Ties go to the lowest index, here and in everything that must agree with it.
+Among equal scores, the lowest index is chosen, here and in the plain versions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..launch.sizes import cdiv, next_power_of_2
 from .kernels.top_n import select_blocks_kernel
 
 LOCAL_BLOCKS = 2
-"""Blocks up to the query's own that are always selected, as is the first."""
+"""Blocks that are always selected besides the first one. They end with the query's own."""
 
 
 def select_blocks(
@@ -38,26 +38,25 @@ def select_blocks(
     first_position: int | torch.Tensor = 0,
     local: int = LOCAL_BLOCKS,
 ) -> torch.Tensor:
-    """The ``count`` blocks that each query selects, as spans of tokens up to its own position.
+    """Return the ``count`` blocks that each query selects, as spans up to the query's position.
 
-    The first block and the ``local`` last ones are always in; then come the highest scores, the
-    lowest index where scores are equal.
+    The first block and the last ``local`` blocks are always selected, then those with the highest
+    scores. Among equal scores, the lowest index is chosen.
 
     Args:
-        scores: float32 [B, T, H, n_blocks], up to 65536 blocks, that hold the queries; what is
-            negative or NaN counts as 0.
-        first_position: of the first of the T queries; a number, or int32 [B] on the device, one an
-            entry. Then queries before 0 select nothing, and queries behind the last block select
-            as its last token does.
+        scores: float32 [B, T, H, n_blocks], at most 65536 blocks, which cover the queries. Negative
+            scores and NaN count as 0.
+        first_position: the position of the first query: a number, or int32 [B] on the device. With
+            a tensor, queries before 0 select nothing, and queries after the last block select what
+            the last token of that block selects.
 
     Returns:
-        int32 [B, T, H, count, 2], half-open, in the order in which blocks were chosen; empty spans
-        (0, 0) where there are fewer.
+        int32 [B, T, H, count, 2], half-open spans in the order of choice. Unused slots are (0, 0).
 
     Raises:
-        TypeError: scores, or positions, of another dtype.
-        ValueError: ``count`` does not hold the forced blocks, scores of other dimensions, fewer
-            blocks than the queries need, or too many, wrong device.
+        TypeError: scores or positions have another dtype.
+        ValueError: ``count`` is too small for the forced blocks, ``n_blocks`` is too small for the
+            queries or too large, or a shape or a device is wrong.
     """
     positions = first_position if isinstance(first_position, torch.Tensor) else None
     first = 0 if isinstance(first_position, torch.Tensor) else first_position
@@ -105,7 +104,7 @@ def _launch(
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """Scores of a group that is looked at together, rows a program, and its warps."""
+    """How a program works: with groups of ``members`` scores, on ``rows`` rows in turn."""
 
     members: int
     rows: int
@@ -114,7 +113,8 @@ class RowTiles:
 
 def _tiles(n_blocks: int, rows: int, processors: int) -> RowTiles:
     width = next_power_of_2(n_blocks)
-    # A warp a row, so that no reduction waits for another; rows beyond a full device follow.
+    # One warp does a row of up to 2,048 blocks, so that reductions need no other warp. If rows fill
+    # the device, a program does four of them in turn.
     at_once = 1 if rows < 256 * processors else 4
     return RowTiles(32 if width <= 4096 else 64, at_once, max(1, min(16, width // 2048)))
 
@@ -135,22 +135,23 @@ def launch_top_n(
     last_position: int | None = None,
     cu_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``select_blocks``; with a ``window``, for T = 1, int32 [B, 2, H, count, 2]: what is selected
-    and, beside it, the last ``window`` keys as a span. ``pdl``: starts beside the launch before.
+    """Make the launch of ``select_blocks``.
 
-    Without ``spans`` int32 [B, T, H, count], the blocks themselves, -1 where there are fewer. With
-    ``cu_seqlens``, int32 [sequences + 1], for B = 1, blocks are counted from the beginning of a
-    query's sequence, and a query in no sequence selects none. With ``positions``, int32 [B], the
-    queries of an entry begin at its position plus ``first_position``; what comes before 0 selects
-    none, and what comes behind ``last_position`` selects as that does. With ``cu_tokens`` beside
-    ``cu_seqlens``, int32 [sequences + 1], queries are the last tokens of their sequences, and spans
-    are counted through all of them.
+    Args:
+        window: with T = 1, the result is [B, 2, H, count, 2]: the selected blocks, and the last
+            ``window`` keys as one span.
+        pdl: the launch may start while the launch before it runs.
+        spans: False returns block numbers [B, T, H, count], and -1 in unused slots.
+        cu_seqlens: int32 [sequences + 1], with B = 1. Blocks are counted from the beginning of a
+            query's sequence, and queries in no sequence select nothing.
+        positions: int32 [B], which are added to ``first_position``. Queries before 0 select
+            nothing, and queries after ``last_position`` select what a query there selects.
+        cu_tokens: int32 [sequences + 1], with ``cu_seqlens``: the queries are the last tokens of
+            their sequences. Spans are counted from the first token of all.
     """
     b, t, h, n_blocks = scores.shape
     check_device("select_blocks", scores)
-    require(
-        count > local, f"select_blocks: count must be over local={local} for the first; got {count}"
-    )
+    require(count > local, f"select_blocks: count must be over local={local}; got {count}")
     require(n_blocks <= MAX_BLOCKS, f"select_blocks: at most {MAX_BLOCKS} blocks; got {n_blocks}")
     if last_position is None:
         last_position = min(n_blocks * block_size, MAX_TOKENS) - 1

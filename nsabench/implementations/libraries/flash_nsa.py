@@ -1,4 +1,4 @@
-"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma; its sizes are class attributes."""
+"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma, which keeps its sizes in a class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _function = partial(_calls.find_function, FLASH_NSA)
 def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
     """Set the state of the library, as its modules do in each call.
 
-    Raises `Unsupported` in a capture.
+    Raises `Unsupported` while a CUDA graph is captured.
     """
     if _calls.is_capturing():
         raise Unsupported(f"{FLASH_NSA.name} reads cu_seqlens on the host in each call")
@@ -39,8 +39,8 @@ def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
         kept = ("kernel_size", "stride", "block_size", "window_size", "top_n")
         state = {name: getattr(helper, name) for name in kept} | sizes
         helper.set_hyperparameters(**state, num_init_blocks=FIRST, num_local_blocks=LOCAL)
-        helper.x_cu_seqlens = None  # forget what it derived from other sizes
-    helper.init_cu_seqlens(cu_seqlens.clone())  # it keeps the tensor
+        helper.x_cu_seqlens = None  # forget what was derived from other sizes
+    helper.init_cu_seqlens(cu_seqlens.clone())  # a copy, since the library keeps it
 
 
 @baseline("nsa_attention", "flash_nsa_fa4", package=FLASH_NSA, compiled_by="triton")
@@ -61,7 +61,7 @@ def flash_nsa_fa4(
         block_size=options["block_size"],
         top_n=options["n_selected"],
     )
-    # Its gates are sigmoids of float32, since rounded logits would add an error.
+    # The library takes the logits of gates. They are float32, since rounding adds an error.
     logits = torch.logit(gates.float(), eps=LEAST_GATE)
     queries, keys, values, logits = _calls.flatten_batch(q, k, v, logits)
     k_cmp, v_cmp = means(keys), means(values)
@@ -82,10 +82,10 @@ def flash_nsa_blocks(
     _calls.refuse_float32(q, FLASH_NSA.name)
     select = _function(SELECTED, "q", "k", "v", "topk", "sm_scale")
     size = options["block_size"]
-    # The sizes of compression have no effect but must fit.
+    # Selection ignores the sizes of compression, but the library refuses sizes that do not fit.
     sizes = {"block_size": size, "kernel_size": size, "stride": size, "top_n": blocks.shape[3]}
     _prepare_state(_torch.get_cu_seqlens(q, cu), **sizes)
-    none = -(-q.shape[0] * q.shape[1] // size)  # no block of any sequence
+    none = -(-q.shape[0] * q.shape[1] // size)  # a number above all blocks
     chosen = _calls.blocks_first(blocks).flatten(0, 1).transpose(0, 1)
     chosen = chosen.where(chosen >= 0, none).contiguous()
     out = select(*_calls.flatten_batch(q, k, v), chosen, sm_scale=options["sm_scale"])

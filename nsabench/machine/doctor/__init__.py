@@ -14,13 +14,13 @@ from nsabench.machine.doctor.problem import MachineProblem, Severity
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.summary import summarise
 
-OF_THE_FOLDER = frozenset({"low_disk", "unwritable"})
+FOLDER_PROBLEMS = frozenset({"low_disk", "unwritable"})
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
 LABEL_WIDTH = 16
 NEED_TORCH = ("GPU", "software", "libraries", "sandbox")
 
-__all__ = ["OF_THE_FOLDER", "MachineProblem", "Severity"]
+__all__ = ["FOLDER_PROBLEMS", "MachineProblem", "Severity"]
 
 
 def examine(environment: Environment, *, results: Path) -> list[MachineProblem]:
@@ -38,12 +38,12 @@ def examine(environment: Environment, *, results: Path) -> list[MachineProblem]:
 def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProblem]:
     """Return errors and warnings about a run on this machine, worst first.
 
-    Raises `EnvironmentRefused` for an error; on a CPU only for one of the folder.
+    Raises `EnvironmentRefused` for an error. On a CPU, only an error of the folder counts.
     """
     problems = [p for p in examine(environment, results=results) if p.severity is not Severity.NOTE]
     on_gpu = environment.run.device == "cuda"
     for problem in problems:
-        if problem.severity is Severity.ERROR and (on_gpu or problem.code in OF_THE_FOLDER):
+        if problem.severity is Severity.ERROR and (on_gpu or problem.code in FOLDER_PROBLEMS):
             more = "" if len(problems) == 1 else " `nsabench doctor` says what else is wrong."
             raise EnvironmentRefused(problem.what.removesuffix("."), problem.remedy + more)
     return problems
@@ -63,7 +63,7 @@ def describe(environment: Environment, without: Collection[str] = ()) -> list[Te
     ]
 
 
-def find_early(environment: Environment) -> set[str]:
+def find_labels_without_torch(environment: Environment) -> set[str]:
     """Return the labels of lines that need no torch."""
     lines = summarise(environment, ())
     return {label for label, line in lines if line and label not in NEED_TORCH}

@@ -93,10 +93,10 @@ def _read_driver_version(torch: Any) -> str:
 
 
 def _read_cudnn_version(torch: Any) -> str:
-    """Unpack 10000 * major + 100 * minor + patch; before 9 it was 1000 * major."""
+    """Unpack 10000 * major + 100 * minor + patch. Before version 9, it is 1000 * major."""
     packed = torch.backends.cudnn.version()
     if packed is None:
-        raise RuntimeError("this torch has none")
+        raise RuntimeError("this torch has no cuDNN")
     major, rest = divmod(packed, 10000 if packed >= 90000 else 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
 

@@ -96,7 +96,7 @@ class Facts:
             return []
         problems = doctor.examine(self.environment, results=self.folder.path)
         # The disk may have changed since the run.
-        return [problem for problem in problems if problem.code not in doctor.OF_THE_FOLDER]
+        return [problem for problem in problems if problem.code not in doctor.FOLDER_PROBLEMS]
 
     @cached_property
     def decisions(self) -> list[Decision]:

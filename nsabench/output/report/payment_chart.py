@@ -56,11 +56,11 @@ def _build_chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
     if len(series) < 2:
         return None
     by_key = {r.key: r for r in records}
-    wholes = [case.record for case in series]
-    dense = [by_key[case.record.case_id, case.comparison.against] for case in series]
+    op_records = [case.record for case in series]
+    alternatives = [by_key[case.record.case_id, case.comparison.against] for case in series]
     lines = {
-        p.op: _list_points(wholes, p.regime),
-        "best alternative": _list_points(dense, p.regime),
+        p.op: _list_points(op_records, p.regime),
+        "best alternative": _list_points(alternatives, p.regime),
     }
     return Chart(p, lines)
 

@@ -96,7 +96,7 @@ def test_without_a_key_the_signature_is_ephemeral() -> None:
     [
         ({PASSPHRASE_FILE: ""}, "is encrypted"),
         ({PASSPHRASE_FILE: "/dev/null"}, "holds no passphrase"),
-        ({PASSPHRASE_FILE: "/etc/hostname"}, "its passphrase is another one"),
+        ({PASSPHRASE_FILE: "/etc/hostname"}, "passphrase is wrong"),
         ({KEY_FILE: "/no/such/file"}, "cannot be read"),
         ({KEY_FILE: "/dev/null"}, "cannot be read, or"),
         ({KEY: "x"}, "are both set"),
@@ -170,7 +170,7 @@ def test_a_file_of_several_keys_means_all_of_them(tmp_path: Path) -> None:
     expected = {keys.keyid_of(key) for key in made}
     assert trusted_keyids((both,)) == expected
     both.write_bytes(both.read_bytes() + b"-----BEGIN CERTIFICATE-----\n")
-    with pytest.raises(UsageError, match="something else beside it"):
+    with pytest.raises(UsageError, match="nothing else"):
         trusted_keyids((both,))
 
 

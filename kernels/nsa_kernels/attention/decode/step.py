@@ -1,15 +1,15 @@
-"""The launches of a decode step: five, since at short contexts it is launches that take the time.
+"""The five launches of a decode step. There are few, since they take the time at short contexts.
 
-1. the compressed keys, in shares, and their logits;
-2. block scores, which need no more of 1. than the logits and the LSEs of the shares;
-3. the selection, and beside it the window as a span;
-4. both sets of spans, in shares (as ``ranges``): the window is a second row of each key head;
-5. the last steps of three merges, and the gated sum.
+1. attend to the compressed keys, in shares, and keep the logits;
+2. compute block scores from these logits and the LSEs of the shares;
+3. select blocks, as spans; the window is one more span;
+4. attend to the spans, in shares: one row of spans for the selection and one for the window;
+5. merge the shares of the three branches, and add up the gated sum.
 
-On sm_90 and later, the launches 3 to 5 start their programs while the launch before still runs. So
-do the scores if they are few programs. If logits would be more bytes than keys, launch 1 is
-``selection_rows`` with its own merge, and launch 2 reads the keys again. If there are more than 64
-spans, ``spans.py`` orders them between 3 and 4.
+On sm_90 and later, launches 3 to 5 start their programs while the launch before still runs. So does
+launch 2 if it has few programs. If logits would take more bytes than keys, launch 1 is
+``selection_rows`` with its own merge, and launch 2 reads the keys again. If a row has more than 64
+spans, ``spans.py`` orders them between launches 3 and 4.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .kernels.gated_sum import decode_merge_kernel
 from .scores import launch_scores, launch_scores_of_logits
 
 LOGIT_BYTES = 4
-"""A logit is written and read; where those of a group are more than a key, keys are read again."""
-SETS = 2  # rows of spans a key head: what is selected, and the window
+"""Bytes of a logit. If writing and reading logits moves more than the keys, keys are reread."""
+SETS = 2  # rows of spans for each key head: the selected blocks, and the window
 
 
 @on_its_device
@@ -48,7 +48,7 @@ def launch_step(
     cache_seqlens: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``decode_step`` on inputs that were checked."""
+    """Make the launches of ``decode_step``. The inputs have been checked."""
     b, hq, d = q.shape
     h, context = k.shape[1:3]
     if block_table is not None:
@@ -61,7 +61,7 @@ def launch_step(
     pdl = dependent_launch(q.device)
     rows = q.reshape(b * h, group, d)
     if cache_seqlens is not None:
-        # A length over the room counts as it, and completes no more keys than it, of all that fit.
+        # Lengths above ``context`` count as ``context``: cut off keys that more tokens complete.
         keys = max(0, (context - block) // stride + 1)
         k_cmp, v_cmp = k_cmp[:, :, :keys], v_cmp[:, :, :keys]
     k_rows, v_rows = k_cmp.flatten(0, 1), v_cmp.flatten(0, 1)
@@ -105,8 +105,8 @@ def _merge(
     group = hq // h
     block_dv = next_power_of_2(dv)
 
-    def together(shares: Shares) -> int:
-        # At most 128 registers a thread of one warp for the tile of shares.
+    def shares_at_once(shares: Shares) -> int:
+        # A tile of shares takes at most 128 registers of each thread of the one warp.
         return min(next_power_of_2(shares.splits), max(4096 // block_dv, 2))
 
     pdl = dependent_launch(out.device)
@@ -117,9 +117,9 @@ def _merge(
         *(h, group, compressed.splits, spans.splits),
         DV=dv,
         BLOCK_DV=block_dv,
-        CMP_BLOCK_S=together(compressed) if compressed.splits > 1 else 0,
+        CMP_BLOCK_S=shares_at_once(compressed) if compressed.splits > 1 else 0,
         CMP_TABLE=compressed.table is not None,
-        SPANS_BLOCK_S=together(spans) if spans.splits > 1 else 0,
+        SPANS_BLOCK_S=shares_at_once(spans) if spans.splits > 1 else 0,
         SETS=SETS,
         PDL=pdl,
         num_warps=1,

@@ -1,4 +1,4 @@
-"""The table of a band whose queries are the last of their sequences."""
+"""The table of a band, for queries that are the last tokens of their sequences."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def queries_behind_kernel(
     STEPS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (TILE queries): query t, of which ``first`` tokens lie before the first, sees keys
-    lo[t] up to hi[t], [T]. PACKED: each sequence has as many tokens before its first query
-    as it has more tokens than queries; queries in no sequence see nothing.
+    """Program (TILE queries): store the keys lo[t] to hi[t], each [T], that query t sees.
 
-    Neither of the two decreases. Values of cu_keys are clamped to [0, N], as all that is written.
+    ``first`` tokens come before query 0. PACKED: each sequence has its own tokens before its first
+    query, which are those of cu_tokens without a query. Queries in no sequence see nothing.
+
+    lo and hi never decrease. Values of cu_keys, lo and hi are clamped to [0, N].
     """
     t = tl.program_id(0) * TILE + tl.arange(0, TILE)
     k0 = t * 0

@@ -1,4 +1,4 @@
-"""The whole attention, as the layer composes it."""
+"""NSA attention as nsabench calls it: all three branches and their gated sum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nsa(
     sm_scale: float,
     max_seqlen: int,
 ) -> torch.Tensor:
-    """Compression, scores, top-n, blocks, window and the gated sum, one after the other."""
+    """Run compression, block scores, top-n, blocks, the window and the gated sum in sequence."""
     return nsa_kernels.nsa_attention(
         q,
         k,

@@ -1,12 +1,12 @@
-"""Which queries chose a block of keys: the inverted index behind block-major attention.
+"""The inverted index of block-major attention: which queries chose a block of keys.
 
-Tokens of all sequences are counted through (0 … N - 1); every sequence has its blocks of
-``block_size`` keys, counted through as *bins* (sequence b's block j is bin ``cu[b] // block_size +
-b + j``). For every chunk of tokens, KV head and bin, the index lists the tokens that chose it, in
-ascending order. So the order of sums over them does not depend on timing.
+Tokens have numbers from 0 to N - 1 over all sequences, and so have blocks of ``block_size`` keys,
+called *bins*: block j of sequence b is bin ``cu[b] // block_size + b + j``. For every chunk of
+tokens, KV head and bin, the index lists the tokens that chose the bin, in ascending order. So the
+order in which a kernel adds them up does not depend on timing.
 
-The index is built on the device without waiting for it. Each (bin, token) has a bit, set by an
-atomic or, whose order does not matter. The bits are counted, and prefix sums give the positions.
+The index is built on the device, and the host does not wait. Each (bin, token) has a bit, which an
+atomic "or" sets in any order. The bits are counted, and prefix sums give the positions.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .kernels.plan import (
 )
 
 TOKENS = 32
-"""Tokens a program of the passes over tokens."""
+"""The most tokens of a program of ``bins_kernel`` and ``entries_kernel``."""
 WARPS = 4
 CHOICES = 1024
-"""The most choices of such a program, so that its code does not grow with S."""
+"""The most choices of all tokens of such a program, so that its code does not grow with S."""
 SCAN = 4096
-"""Bins a step of the running sum."""
+"""The most bins that a step of the prefix sum in ``first_kernel`` takes."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class BlockPlan:
 
     N tokens, H KV heads, S chosen blocks a token, C chunks of ``chunk`` tokens, NB bins:
 
-    - ``entries`` int32 [C, H, chunk * S], bin by bin the tokens that chose it, counted from the
-      chunk's first;
-    - ``places`` int32 [N, H, S], where a choice is among the entries of its chunk and head; -1
-      where it is void, in the future, or named before in its row;
-    - ``first`` int32 [C, H, NB], where a bin's entries begin; ``count`` int32, how many there are;
-    - ``edges`` int32 [NB, 2], first key of a bin and the key behind its last.
+    - ``entries`` int32 [C, H, chunk * S], for each bin the tokens that chose it, counted from the
+      first token of the chunk;
+    - ``places`` int32 [N, H, S], the index of a choice in the entries of its chunk and head; -1 if
+      the choice is negative, in the future, or repeated in its row;
+    - ``first`` and ``count`` int32 [C, H, NB], the index of a bin's first entry, and their number;
+    - ``edges`` int32 [NB, 2], the first key of a bin, and the key after its last.
     """
 
     entries: torch.Tensor
@@ -71,11 +71,11 @@ class BlockPlan:
         return self.edges.shape[0]
 
     def items(self, queries: int) -> torch.Tensor:
-        """Work items of at most ``queries`` queries of one bin: int32 [C, H, slots, 2].
+        """Return work items of at most ``queries`` queries of one bin: int32 [C, H, slots, 2].
 
-        Each is (bin, first query of the item within its bin), or (-1, -1) for an idle slot. Their
-        number follows from the shapes alone: a bin that begins at entry e has the slots from
-        ``e // queries`` plus its own number on.
+        An item is (bin, its first query within the bin), or (-1, -1) in an idle slot. The number of
+        slots follows from the shapes alone. The first slot of bin i, whose entries begin at index
+        e, is ``e // queries + i``.
         """
         chunks, heads, bins = self.first.shape
         slots = self.entries.shape[2] // queries + bins
@@ -94,7 +94,7 @@ class BlockPlan:
 def plan_sizes(
     index: torch.Size, sequences: int | None, block_size: int, chunk: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, int]]:
-    """Sizes of a plan's entries, places, first (and count) and edges; ``index`` [B, T, H, S]."""
+    """Return the shapes of a plan's entries, places, first and edges. ``index``: [B, T, H, S]."""
     batch, length, heads, chosen = index
     tokens = batch * length
     n_bins = tokens // block_size + (batch if sequences is None else sequences)
@@ -116,14 +116,14 @@ def build_plan(
     cleared: bool,
     unique: bool = False,
 ) -> BlockPlan:
-    """The inverted index of ``block_indices`` int32 [B, T, H, S], tokens in chunks of ``chunk``.
+    """Build the inverted index of ``block_indices`` int32 [B, T, H, S].
 
     Args:
         cu_seqlens: int32 [sequences + 1], when B = 1 and the T tokens are packed sequences.
-        chunk: a multiple of 32.
-        cleared: what no token chose is 0, and not what was in that memory, as the results of an
-            operator must be; no kernel reads it.
-        unique: no token chooses a block twice, which is not checked; ``launch_top_n`` gives such.
+        chunk: tokens of a chunk, a multiple of 32.
+        cleared: set unused elements to 0. Kernels do not read them, but the results of an operator
+            must not depend on uninitialised memory.
+        unique: no token chooses a block twice, as with ``launch_top_n``. This is not checked.
     """
     batch, length, heads, chosen = block_indices.shape
     device, tokens = block_indices.device, batch * length
@@ -143,7 +143,7 @@ def build_plan(
     )
     if cleared:
         clear(plan.entries)
-    # Sequences that overlap or go backwards also choose bins without edges.
+    # If sequences overlap or go backwards, tokens also choose bins whose edges are never written.
     if cleared or sequences is not None:
         clear(plan.edges)
     if tokens == 0:

@@ -1,4 +1,4 @@
-"""Spans as kernels take them: as they are, or made disjoint by torch on the device."""
+"""Spans in the form that kernels take: unchanged, or made disjoint by torch on the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from ...launch.sizes import next_power_of_2, strides
 
 MAX_IN_REGISTERS = 64
-"""Spans a row up to which a program orders them itself; beyond, ``disjoint_spans`` does."""
+"""The most spans of a row that a kernel orders itself. More are left to ``disjoint_spans``."""
 
 
 def disjoint_spans(
@@ -19,9 +19,9 @@ def disjoint_spans(
 
     Args:
         ranges: int [..., n, 2], half-open spans in any order, overlapping, reversed or out of
-            bounds. Not written.
+            bounds. They are not changed.
         s_kv: number of keys; spans are clamped to [0, s_kv].
-        lengths: int32 [B], of ranges [B, ...], the number of keys where it is smaller.
+        lengths: int32 [B], the number of keys of each batch entry; spans are also clamped to it.
 
     Returns:
         ``start`` int32 [..., n] and ``before`` int32 [..., n + 1], both contiguous. Key number
@@ -44,8 +44,9 @@ def disjoint_spans(
 class Spans(NamedTuple):
     """The arguments of ``numbered_spans`` and ``key_of``.
 
-    Either spans [B,S,G,n,2] as they are, read as ``padded`` spans; there are no steps of a search,
-    and ``before`` is not read. Or ``disjoint_spans`` of them and the steps of the search for one.
+    If ``search_steps`` is 0, ``spans`` are [B,S,G,n,2] in any order. The kernel orders ``padded``
+    spans of a row, and does not read ``before``. Otherwise, ``spans`` and ``before`` are from
+    ``disjoint_spans``, and a search for the span of a key takes ``search_steps`` steps.
     """
 
     spans: torch.Tensor
@@ -56,7 +57,7 @@ class Spans(NamedTuple):
 
 
 def kernel_spans(ranges: torch.Tensor, s_kv: int, lengths: torch.Tensor | None = None) -> Spans:
-    """Spans as kernels take them: up to MAX_IN_REGISTERS a row are made disjoint there."""
+    """Return spans in the form that kernels take. Here, more than MAX_IN_REGISTERS are ordered."""
     n = ranges.shape[3]
     if n <= MAX_IN_REGISTERS:
         return Spans(ranges, ranges, strides(ranges), max(next_power_of_2(n), 2), 0)

@@ -1,4 +1,4 @@
-"""The compression branch of one token, which also leaves its logits."""
+"""The kernel of the compression branch for one token. It can also store the logits."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def decode_compressed_kernel(
     STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (row, share, head tile): keys ``share * chunk`` up to ``chunk`` further.
+    """Program (row, share, head tile): attend to ``chunk`` keys from ``share * chunk``.
 
-    logits: fp32 [rows, H, padded], times scale and log2(e); written if LOGITS. LENGTHS: an entry
-    of the batch has ``rows_each`` rows and the compressed keys of its length. Its programs share
-    them evenly. ``table``, as ``merge`` takes it, says how many programs had keys.
+    LOGITS: store them, fp32 [rows, H, padded], times scale and log2(e). LENGTHS: a batch entry has
+    ``rows_each`` rows, which see the compressed keys that its tokens complete, in equal shares.
+    ``table`` (see ``launch.shares.merge``) says how many shares have keys.
     """
     start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)
@@ -79,7 +79,7 @@ def decode_compressed_kernel(
         s = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         s = dot(late(q, start >= lo, LATE), tl.trans(k), s) * scale_log2
         if LOGITS:
-            # Tiles end where shares do, so that this mask is the same for a whole line.
+            # ``padded`` and not ``hi``, so that the mask is constant over what one vector stores.
             tl.store(logits + offset[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
         s = tl.where(valid[None, :], s, float("-inf"))
         row_max, sums, acc = softmax_update(s, v, row_max, sums, acc)

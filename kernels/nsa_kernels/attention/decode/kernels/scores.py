@@ -123,7 +123,7 @@ def decode_scores_of_logits_kernel(
         lse_log2 = base_2(lse)
     place = tl.arange(0, BLOCK_P)
     keys = blocks[:, None] * SPAN + place[None, :]
-    # Up to ``padded``, not N: a mask that is the same for a whole line leaves the loads vectors.
+    # ``padded`` and not N, so that the mask is constant over what one vector loads.
     there = (keys < padded) & (place < SPAN)[None, :]
     lines = logits_ptr + (row * GROUP + heads) * padded
     s = tl.load(

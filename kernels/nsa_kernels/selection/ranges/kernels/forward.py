@@ -63,9 +63,9 @@ def ranges_kernel(
 ):
     """Program (row, split, head tile); row = (b * S + s) * G + g.
 
-    DEPENDENT: of what it reads, the launch before writes the spans only. LENGTHS: the keys of an
-    entry end with its length. PAGE: keys of a page, of which k [pages,G,PAGE,D] and v are a pool
-    and ``pages`` says which are an entry's; 0: k [B,G,S_KV,D].
+    DEPENDENT: the launch before may still write the spans, but no other input. LENGTHS: each batch
+    entry has a length of its own. PAGE: 0 for k [B,G,S_KV,D], or the keys of a page. Then k
+    [pages,G,PAGE,D] and v are a pool, and row b of ``pages`` lists the pages of entry b.
     """
     start_next_launch(PDL)
     r = tl.program_id(0).to(tl.int64)
@@ -158,7 +158,7 @@ def ranges_kernel(
                 )
         row_sum = tl.sum(sums, 1)
         if PAGE > 0:
-            # A share of absent keys has the values 0 and, beside others, no weight.
+            # Rows of absent keys give 0. A share of such keys has no weight beside other shares.
             some = row_max > NOT_THERE
             if SPLIT:
                 some = some | (n_parts > 1)
