@@ -1,8 +1,8 @@
 """python -m nsa_kernels.tune [CLASS...]: measure the best tile of each shape class on this GPU.
 
-For each class one shape is timed with every tile that fits the GPU's shared memory, L2 flushed,
-tiles interleaved. A tile that beats the rule's by the margin goes into the file that
-``launch.tuned`` reads in later processes. Other classes keep their entries.
+For each class, one shape is timed with every tile that fits in shared memory. Tiles are
+interleaved, and L2 is flushed. A tile that beats the rule's tile by the margin is written to the
+file that ``launch.tuned`` reads in later processes. Entries of other classes are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TILES: tuple[Tile, ...] = (
     *((128, 8, stages) for stages in (1, 2, 3)),
 )
 MARGIN = 1.02
-"""How much faster than the rule's tile another must be: less is noise."""
+"""How much faster than the rule's tile another must be. Less is noise."""
 ROUNDS = 15
 HEADS = 8
 DTYPE = torch.bfloat16
@@ -47,7 +47,7 @@ class Trial:
     sizes: tuple[int | None, ...]
 
     def config(self, device: torch.device, tile: Tile | None = None) -> Config:
-        """The configuration with a tile; None: the rule's."""
+        """Return the configuration with a tile; None: with the rule's tile."""
         return self.configure(*self.sizes, DTYPE, device, tile or RULE)
 
     def run(self, config: Config) -> None:
@@ -56,12 +56,12 @@ class Trial:
 
 
 def fitting(d: int, dv: int, shared_bytes: int) -> list[Tile]:
-    """The tiles whose buffers fit into the shared memory that a program may use."""
+    """Return the tiles whose buffers fit in the shared memory of a program."""
     return [t for t in TILES if shared_estimate(16, t[0], d, dv, 2, t[2]) <= shared_bytes]
 
 
 def trials(device: torch.device) -> Iterator[Trial]:
-    """A shape of each class: rows to be split, few and more; one a multiprocessor, some, many."""
+    """Return a shape of each class: few and more split rows; one, some, many per multiprocessor."""
     processors = device_limits(device).processors
 
     def draw(*size: int) -> torch.Tensor:
@@ -76,7 +76,7 @@ def trials(device: torch.device) -> Iterator[Trial]:
                 shape = (n, HEADS, length, d, d)
                 yield Trial(selection_rows, (q, *kv), rows_config, shape)
             for mean in (32, 64, 128, 256, 512, 1024):
-                # Lengths between none and twice the mean, in no order.
+                # Lengths from 0 to twice the mean, shuffled.
                 lengths = torch.arange(n)[torch.randperm(n)] * (2 * mean) // n
                 cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
                 total = int(cu[-1])
@@ -102,12 +102,12 @@ def _works(trial: Trial, config: Config) -> bool:
 
 
 def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict[Config, float]:
-    """Median time in milliseconds of each configuration that works."""
+    """Return the median time in milliseconds of each configuration that works."""
     with ThreadPoolExecutor(8) as pool:  # the compiler is a process of its own
         works = list(pool.map(lambda config: _works(trial, config), configs))
     alive = [config for config, works_here in zip(configs, works, strict=True) if works_here]
     # Reading evicts as writing does, and leaves nothing to write back.
-    # torch 2.5 and later say its size; no device has more than the default.
+    # From torch 2.5 the size of L2 is known. The default is more than any device has.
     l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 128 << 20)
     flush = torch.zeros(2 * l2_bytes // 4, device=device)
     samples: dict[Config, list[float]] = {config: [] for config in alive}
@@ -116,7 +116,7 @@ def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict
         for config in alive if turn % 2 else reversed(alive):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.sum()
-            torch.cuda._sleep(200_000)  # hides the launch: the GPU is busy while the host asks
+            torch.cuda._sleep(200_000)  # hides the launch: the GPU is busy meanwhile
             begin.record()
             trial.run(config)
             end.record()
@@ -128,7 +128,7 @@ def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict
 
 
 def choose(medians: dict[Config, float], rule: Config) -> Config:
-    """The fastest configuration, but the rule's unless that is slower by the margin."""
+    """Return the fastest configuration if it beats the rule's by the margin, else the rule's."""
     best = min(medians, key=lambda config: medians[config])
     return best if medians[best] * MARGIN < medians[rule] else rule
 
@@ -137,7 +137,7 @@ def tune(wanted: Sequence[str] = ()) -> dict[str, Tile]:
     """Measure the classes whose name holds one of ``wanted`` (none: all) and write the file.
 
     Returns:
-        The entries of the file: a tile for each class where the rule's is not the best.
+        The entries of the file: a tile for each class whose rule is not the best.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     gpu, shared_bytes = torch.cuda.get_device_name(device), device_limits(device).shared_bytes

@@ -161,8 +161,8 @@ class Caller:
         if self.graphs:
             for value in self.graphs[index][1].values.values():
                 value.fill_(float("nan"))
-        # The allocator gives each stream its own memory. A kernel may always use the default stream,
-        # where its output could by chance still hold an earlier right result.
+        # The allocator gives each stream its own memory. A kernel that always uses the default
+        # stream gets memory there, which could by chance still hold an earlier right output.
         for where in dict.fromkeys((None, stream)):
             with use_stream(where):
                 poison(self.sets.form, self.device, calls)

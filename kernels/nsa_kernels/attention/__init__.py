@@ -1,4 +1,4 @@
-"""The whole of NSA: the attention, a layer with its cache, a decode step, the paper's formulas."""
+"""NSA with all branches: attention, a layer with its cache, a decode step, the paper's formulas."""
 
 from __future__ import annotations
 

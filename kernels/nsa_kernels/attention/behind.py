@@ -1,5 +1,5 @@
-"""The whole attention of queries that are the last of their sequences: a chunk of a prefill behind
-keys that are cached. Forward only.
+"""NSA attention for queries that are the last tokens of their sequences: a chunk of a prefill after
+cached keys. Forward only.
 
 The bands of compressed keys and of the window are tables, as for packed sequences. Chosen blocks
 are read as spans, query by query.
@@ -34,7 +34,7 @@ def run_behind(
     cu_keys: torch.Tensor | None,
     sizes: Sizes,
 ) -> torch.Tensor:
-    """The gated sum [B, Tq, HQ, Dv] of q, k, v, k_cmp, v_cmp and gates, q of the last Tq tokens.
+    """Return the gated sum [B, Tq, HQ, Dv] for the queries q [B, Tq, HQ, D] of the last Tq tokens.
 
     Args:
         cu_seqlens, cu_seqlens_k, cu_keys: int32 [sequences + 1], all or none: where the queries,

@@ -21,9 +21,9 @@ def _to_keep() -> AbstractContextManager[Any]:
 class NSACache:
     """Keys and values [B, H, capacity, ...] of which the first ``tokens`` are filled.
 
-    Grows in place: appended tokens are written behind the others, and only when the room is used up
-    is it doubled. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of what is filled. ``room`` and
-    ``seqlens`` are what a step of decoding takes: their shapes stay the same until the cache grows.
+    Appended tokens are written in place, after the others. If the capacity is used up, it doubles.
+    ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of the filled part. A decode step takes ``room``
+    and ``seqlens``, whose shapes stay the same until the cache grows.
     """
 
     def __init__(self, block: int = 32, stride: int = 16, room: int = 256) -> None:
@@ -56,13 +56,13 @@ class NSACache:
 
     @property
     def room(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """k, v, k_cmp and v_cmp [B, H, capacity, ...], filled or not."""
+        """Return the full buffers of k, v, k_cmp and v_cmp, [B, H, capacity, ...]."""
         k, v, k_cmp, v_cmp = (self._buffer(name) for name in ("k", "v", "k_cmp", "v_cmp"))
         return k, v, k_cmp, v_cmp
 
     @property
     def seqlens(self) -> torch.Tensor:
-        """int32 [B] on the device: ``tokens``, for every entry."""
+        """Return ``tokens`` once for each batch entry, as int32 [B] on the device."""
         k = self._buffer("k")
         with _to_keep():
             if self._seqlens is None:
@@ -82,15 +82,15 @@ class NSACache:
     def append(
         self, k: torch.Tensor, v: torch.Tensor, compress_k: Compress, compress_v: Compress
     ) -> None:
-        """Add tokens k [B, T, H, D], v [B, T, H, Dv], and the compressed keys they complete.
+        """Append k [B, T, H, D] and v [B, T, H, Dv], and the compressed keys that they complete.
 
         Args:
             compress_k, compress_v: from [B, L, H, ...] to [B, (L - block) // stride + 1, H, ...].
 
         Raises:
-            ValueError: tensors of other sizes, dtype or device than what the cache holds, k and v
-                for other tokens, or another number of compressed keys. The cache holds after it
-                what it held before.
+            ValueError: tensors do not fit the cache in sizes, dtype or device, k and v have
+                different numbers of tokens, or ``compress_k`` returns another number of keys. The
+                cache then stays as it was.
         """
         with self.undone_by_errors():
             self._append(k, v, compress_k, compress_v)
@@ -135,7 +135,7 @@ class NSACache:
     def _check_compressed(
         self, name: str, of: torch.Tensor, done: torch.Tensor, complete: int
     ) -> None:
-        # One too few would leave uninitialised memory among the keys.
+        # With a key too few, uninitialised memory would be read as a key.
         want = (of.shape[0], complete - self.compressed, *of.shape[2:])
         require(
             done.shape == want,
@@ -145,7 +145,7 @@ class NSACache:
 
     @contextmanager
     def undone_by_errors(self) -> Iterator[None]:
-        """Forget what the block appends if it raises."""
+        """If the block raises, forget what it has appended."""
         tokens, compressed, buffers = self.tokens, self.compressed, dict(self._buffers)
         done = False
         try:
@@ -153,11 +153,11 @@ class NSACache:
             done = True
         finally:
             if not done:
-                # Appending never writes over what was held, so the old numbers are enough.
+                # An append overwrites no earlier token, so it is enough to restore the numbers.
                 self.tokens, self.compressed, self._buffers = tokens, compressed, buffers
 
     def _write(self, name: str, x: torch.Tensor, start: int) -> None:
-        """Put [B, T, H, ...] behind the first ``start`` of a buffer."""
+        """Write [B, T, H, ...] to a buffer, from token ``start``."""
         end = start + x.shape[1]
         held = self._buffers.get(name)
         if held is None or end > held.shape[2]:

@@ -11,7 +11,7 @@ from .means import means_of_blocks
 
 
 class MeanCompression(nn.Module):
-    """Each ``block`` tokens, one block every ``stride``, to their mean."""
+    """Compress each block of ``block`` tokens, which begin ``stride`` apart, to its mean."""
 
     def __init__(self, block: int, stride: int) -> None:
         super().__init__()
@@ -23,13 +23,13 @@ class MeanCompression(nn.Module):
             return x[:, :0]
         if x.dtype not in DTYPES or not (x.is_cuda or CPU_ALLOWED):
             return x.unfold(1, self.block, self.stride).mean(-1)
-        # Values of no heads: one tensor is compressed by the kernel for two.
+        # The kernel takes keys and values. Here the values have no heads.
         return means_of_blocks(x, x[:, :, :0], self.block, self.stride)[0]
 
 
 class MLPCompression(nn.Module):
-    """Each block through a small MLP, after a learned embedding of the place inside the block
-    (equation 7)."""
+    """Compress each block by a small MLP (equation 7). A learned embedding of the place within the
+    block is added before."""
 
     def __init__(self, block: int, stride: int, dim: int) -> None:
         super().__init__()

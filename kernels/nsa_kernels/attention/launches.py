@@ -1,9 +1,10 @@
-"""The launches of the whole attention on compressed keys, forward and backward.
+"""The launches of NSA attention on compressed keys, forward and backward.
 
-Forward: the compressed keys, their scores, the choice by them, the window, and the chosen blocks,
-whose last merge writes the gated sum. Backward: the gates first, then each branch, whose kernels
-multiply the gradient of the sum by its gate. Each branch adds its dq to the sum of dq, and the
-blocks add their dk and dv to the window's (docs/explanation/whole-attention.md).
+The forward attends to the compressed keys, scores blocks, selects blocks, attends to the window,
+and attends to the selected blocks, whose last merge writes the gated sum. The backward begins with
+the gates. Then the kernels of each branch multiply the gradient of the sum by its gate. Each branch
+adds its dq to one dq, and the blocks add dk and dv to the window's
+(docs/explanation/whole-attention.md).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from .branches import launch_gates_backward, launch_sum
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers that ``nsa_attention`` takes, and a scale."""
+    """The sizes that ``nsa_attention`` takes, and the scale of logits."""
 
     block: int
     stride: int
@@ -54,7 +55,7 @@ class Kept(NamedTuple):
     """Results of the forward that the backward needs.
 
     Outputs of the branches are [B, T, HQ, Dv]. Their LSEs are float32 [B, HQ, T], and [B, T, HQ]
-    for blocks. The rest are the lists of a ``BlockPlan``.
+    for blocks. The other fields are the tensors of a ``BlockPlan``.
     """
 
     compressed: torch.Tensor
@@ -71,7 +72,7 @@ class Kept(NamedTuple):
 
 
 def block_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sizes: Sizes) -> BlockShape:
-    """The call of block selection within one of the whole."""
+    """Return the shape of the block selection in a call."""
     return BlockShape(
         n=q.shape[0] * q.shape[1],
         hq=q.shape[2],
@@ -101,7 +102,7 @@ def _bands(
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """[B, T, …] as [B * T, …]; a copy where batch and time do not follow one another in memory."""
+    """Return [B, T, …] as [B * T, …]: a view if the strides allow it, else a copy."""
     return x.flatten(0, 1)
 
 
@@ -117,7 +118,7 @@ def launch_whole(
     sizes: Sizes,
     kept: bool,
 ) -> tuple[torch.Tensor, Kept | None]:
-    """The gated sum [B, T, HQ, Dv] and, ``kept``, what its backward needs. B * T is over 0."""
+    """Return the gated sum [B, T, HQ, Dv] and, if ``kept``, what its backward needs. B * T > 0."""
     of_keys, of_window = _bands(q, k, k_cmp, cu_seqlens, cu_keys, sizes)
     compressed, compressed_lse = band_forward(q, k_cmp, v_cmp, of_keys, sizes.sm_scale)
     scores = block_scores(
@@ -128,7 +129,7 @@ def launch_whole(
     chosen = launch_top_n(
         scores, sizes.n_selected, sizes.block_size, 0, spans=False, cu_seqlens=cu_seqlens
     )
-    del scores  # the largest of all there is: it need not wait for the blocks
+    del scores  # the largest tensor, not needed any more
     near, near_lse = band_forward(q, k, v, of_window, sizes.sm_scale)
     gates = gates.contiguous()
     shape = block_shape(q, k, v, sizes)
@@ -146,7 +147,7 @@ def launch_whole(
     chunk = room(shape, WORKSPACE_BYTES).chunk
     # Results of an operator must not depend on uninitialised memory.
     plan = build_plan(chosen, cu_seqlens, sizes.block_size, chunk, cleared=kept, unique=True)
-    # Only the backward needs the window's output once it is in the sum.
+    # After the sum, only the backward needs the window's output.
     out = torch.empty(near.shape, dtype=near.dtype, device=near.device) if kept else near
     if kept:
         selected = torch.empty(near.shape, dtype=near.dtype, device=near.device)
@@ -176,7 +177,7 @@ def launch_whole_backward(
     kept: Kept,
     sizes: Sizes,
 ) -> tuple[torch.Tensor, ...]:
-    """dq, dk, dv, dk_cmp, dv_cmp and the gradients of gates, contiguous, as d_out and gates are."""
+    """Return dq, dk, dv, dk_cmp, dv_cmp and d_gates, contiguous. d_out and gates are contiguous."""
     of_keys, of_window = _bands(q, k, k_cmp, cu_seqlens, cu_keys, sizes)
     of_gates = launch_gates_backward(d_out, kept.compressed, kept.selected, kept.near, gates)
     dq, dk_cmp, dv_cmp = band_backward(

@@ -1,7 +1,7 @@
 """``NSAttention``: a layer of Native Sparse Attention (arXiv 2502.11089, section 3).
 
-Keys and values are shared by the three branches. Positions enter through the rotary embedding of
-queries and keys, where it is asked for, and through that inside a compressed block (``mlp``).
+The three branches share keys and values. Positions enter in two ways: by an optional rotary
+embedding of queries and keys, and by the embedding of places within a compressed block (``mlp``).
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class NSAttention(nn.Module):
         )
 
     def cache(self, room: int = 256) -> NSACache:
-        """An empty cache for this layer, with room for so many tokens before it must grow."""
+        """Return an empty cache for this layer. ``capacity``: tokens that fit before it must
+        grow."""
         return NSACache(self.block, self.stride, room)
 
     def project(
@@ -128,7 +129,7 @@ class NSAttention(nn.Module):
         )
         if self.to_gates is None:
             assert self.fixed_gates is not None
-            # Filled on the device: a copy from the host could not be captured in a CUDA graph.
+            # Filled on the device, since a CUDA graph cannot capture a copy from the host.
             fixed = torch.stack([x.new_full((), gate) for gate in self.fixed_gates])
             gates = fixed.expand(*x.shape[:2], self.heads, 3)
         else:
@@ -143,15 +144,15 @@ class NSAttention(nn.Module):
     ) -> torch.Tensor:
         """x [B,T,dim] -> [B,T,dim].
 
-        Without a cache, or with an empty one, which it fills: prefill of T tokens. With a filled
-        one, without gradients: decode of one token, or of more, a chunk of a prefill. With
-        ``cu_seqlens``, int32 [sequences + 1], B = 1 and the sequences are packed along T; its
+        Without a cache, or with an empty cache, which the call fills, x is a prefill. With a filled
+        cache, x is a token to decode, or a chunk of a prefill, and has no gradient. With
+        ``cu_seqlens``, int32 [sequences + 1], B = 1 and the sequences are packed along T. Its
         values are never read on the host.
 
         Raises:
-            ValueError: the cache has another block or stride. It is filled, and x or a weight of
-                the projections requires a gradient. Packed sequences come with a cache, or with
-                another compression than the mean. The cache is unchanged after an error.
+            ValueError: the cache has another block or stride, or is filled while x or a weight of
+                the projections requires a gradient. Also for packed sequences with a cache, or with
+                a compression other than the mean. The cache is unchanged after an error.
         """
         require(
             cu_seqlens is None or cache is None,
@@ -224,11 +225,12 @@ class NSAttention(nn.Module):
     def _attend_cached(
         self, q: torch.Tensor, gates: torch.Tensor, cache: NSACache | None
     ) -> torch.Tensor:
-        """The last tokens of a cache: one by a decode step, several as a chunk of a prefill."""
+        """Attend with the last tokens of a cache: one as a decode step, several as a prefill
+        chunk."""
         assert cache is not None
         if q.shape[1] == 1:
             k, v, k_cmp, v_cmp = cache.room
-            # A cache may grow beyond what a step can select from before its tokens do.
+            # The capacity may exceed what a step can select from, though the tokens do not.
             most = MAX_BLOCKS * self.block_size
             if cache.tokens <= most:
                 k, v = k[:, :, :most], v[:, :, :most]

@@ -1,4 +1,4 @@
-"""Means over overlapping blocks of tokens, of keys and values in one launch, differentiable.
+"""Differentiable means of overlapping blocks of tokens, for keys and values in one launch.
 
 This is the compression branch of NSA (arXiv 2502.11089, section 3.3.1) with a mean instead of an
 MLP. Packed sequences are told apart on the device.
@@ -20,11 +20,11 @@ from ..launch.sizes import batches, cdiv, head_dims, next_power_of_2, strides
 from .kernels.compression import compress_backward_kernel, compress_kernel, key_offsets_kernel
 
 UNROLL = 8
-"""Tokens of a block whose loads are on their way together."""
+"""Tokens of a block that are loaded at once."""
 
 
 def keys_of(tokens: int, block: int, stride: int, packed: bool) -> int:
-    """Return how many compressed keys T tokens have, or have at most if they are packed."""
+    """Return the number of compressed keys of T tokens, or its upper bound if they are packed."""
     if packed:
         return tokens // stride
     return (tokens - block) // stride + 1 if tokens >= block else 0
@@ -42,11 +42,11 @@ def means_of_blocks(
     float32.
 
     Args:
-        k, v: float16, bfloat16 or float32, any strides; v may be of no heads.
-        block, stride: tokens of a compressed key, and from one to the next.
-        cu_seqlens: int32 [sequences + 1], of sequences packed in B = 1; cu_keys: ``key_offsets`` of
-            it. Then N = T // stride, ``stride`` must divide ``block``, and keys of no sequence are
-            0.
+        k, v: float16, bfloat16 or float32, any strides; v may have no heads.
+        block, stride: tokens of a compressed key, and tokens from one key to the next.
+        cu_seqlens: int32 [sequences + 1], of sequences packed in B = 1. cu_keys: the
+            ``key_offsets`` of cu_seqlens. Then N = T // stride, ``stride`` must divide ``block``,
+            and rows beyond the keys of all sequences are 0.
     """
     check_transforms(OP, k, v)
     k_cmp, v_cmp = _means(k, v, block, stride, cu_seqlens, cu_keys)
@@ -74,8 +74,7 @@ _key_offsets.register_fake(lambda cu_seqlens, tokens, block, stride: torch.empty
 
 
 def key_offsets(cu_seqlens: torch.Tensor, tokens: int, block: int, stride: int) -> torch.Tensor:
-    """Where the compressed keys of each of the sequences packed in T ``tokens`` begin: int32
-    [sequences + 1], made on the device."""
+    """Return where the compressed keys of each packed sequence begin: int32 [sequences + 1]."""
     call = _key_offsets if traced(cu_seqlens) else _launch_key_offsets
     offsets: torch.Tensor = call(cu_seqlens, tokens, block, stride)
     return offsets
@@ -86,7 +85,7 @@ def _dims(k: torch.Tensor, v: torch.Tensor) -> dict[str, int]:
 
 
 def _rows(*heads: torch.Tensor) -> int:
-    """Rows a program that give each of 128 threads sixteen elements."""
+    """Return the rows of a program: each of 128 threads gets 16 elements."""
     return max(1, 2048 // next_power_of_2(max(x.shape[3] for x in heads)))
 
 
@@ -99,7 +98,7 @@ def launch_means(
     cu_seqlens: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward of ``means_of_blocks``."""
+    """Make the forward launch of ``means_of_blocks``."""
     check_device(OP, k)
     b, t, h, d = k.shape
     n = keys_of(t, block, stride, cu_seqlens is not None)
@@ -138,7 +137,7 @@ def launch_means_backward(
     cu_seqlens: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dk [B, T, H, D] and dv."""
+    """Return dk [B, T, H, D] and dv."""
     b, n, h, _ = dk_cmp.shape
     dk, dv = (
         torch.empty((b, tokens, *x.shape[2:]), dtype=x.dtype, device=x.device)

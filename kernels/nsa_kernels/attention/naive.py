@@ -1,7 +1,7 @@
 """NSA attention in plain PyTorch, branch by branch.
 
-``naive_nsa`` is equation 5 of arXiv 2502.11089 on the formulas of the families. ``dense`` is causal
-attention. NSA equals it if the selection covers everything and only its gate is not 0.
+``naive_nsa`` is equation 5 of arXiv 2502.11089 on the ``naive`` module of each branch. ``dense`` is
+causal attention. NSA equals it if the selection covers all keys and all other gates are 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def naive_nsa(
 ) -> torch.Tensor:
     """q [B,T,HQ,D], k, v [B,T,H,...], k_cmp, v_cmp [B,Nc,H,...], gates [B,T,HQ,3].
 
-    Returns [B,T,HQ,Dv] in q's dtype; differentiable, the choice of blocks aside.
+    Returns [B,T,HQ,Dv] in q's dtype. It is differentiable, except the choice of blocks.
     """
     overlap = {"block": block, "stride": stride}
     compressed, _ = naive_compressed(q, k_cmp, v_cmp, **overlap)

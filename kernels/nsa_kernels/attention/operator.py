@@ -1,7 +1,7 @@
-"""The whole attention on compressed keys as an operator: eager, traced, and its backward.
+"""NSA attention on compressed keys as an operator: eager, traced, and its backward.
 
-Two operators, since what the backward keeps is half of what a forward needs: ``attend_whole``
-returns the sum alone, ``attend_whole_kept`` also what ``Kept`` names.
+There are two operators, because keeping results for the backward takes much memory:
+``attend_whole`` returns only the sum, and ``attend_whole_kept`` also the fields of ``Kept``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..selection.blocks.plan import plan_sizes
 from .launches import Kept, Sizes, block_shape, launch_whole, launch_whole_backward
 
 OP = "nsa_attention"
-_OTHERS = 8  # arguments behind the first six tensors, which have no gradient
+_OTHERS = 8  # arguments after the first six tensors, without gradients
 _NUMBERS = [field.name for field in fields(Sizes)]
 
 
@@ -29,10 +29,10 @@ def run_whole(
     cu_keys: torch.Tensor | None,
     sizes: Sizes,
 ) -> torch.Tensor:
-    """The gated sum [B, T, HQ, Dv] of q, k, v, k_cmp, v_cmp and gates, differentiable in them."""
+    """Return the gated sum [B, T, HQ, Dv], differentiable in all tensors of floats."""
     q, k, v = tensors[:3]
     if q.shape[0] * q.shape[1] == 0:
-        # Nothing, which autograd connects to the inputs.
+        # An empty sum, which autograd connects to the inputs.
         return q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum().to(q.dtype) for x in tensors)
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     arguments = (*tensors, cu_seqlens, cu_keys, *astuple(sizes))
@@ -42,7 +42,7 @@ def run_whole(
         out: torch.Tensor = results[0] if wanted else results
         return out
     if wanted:
-        # Refuse now, not after the forward, what the backward does not take.
+        # Refuse here what the backward does not support, and not after the forward.
         backward_config(block_shape(q, k, v, sizes))
         sum_: torch.Tensor = _Whole.apply(*arguments)
         return sum_
@@ -87,7 +87,7 @@ def _launch_kept(
     window: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, ...]:
-    """The sum, and what ``Kept`` names."""
+    """Return the sum, and the fields of ``Kept``."""
     sizes = Sizes(block, stride, block_size, n_selected, window, sm_scale)
     out, kept = launch_whole(q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, sizes, True)
     assert kept is not None
@@ -107,14 +107,14 @@ def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _of_backward(d_out: torch.Tensor, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The tensors of ``_launch_backward``. A gradient may come expanded from a sum, and gates as a
-    part of a projection; copied here they do not keep the launches from being replayed."""
+    """Return the tensors of ``_launch_backward``, contiguous. The gradient of a sum is expanded,
+    and gates may be a part of a projection. A copy inside would prevent replays."""
     q, k, v, k_cmp, v_cmp, gates, *others = saved
     return (d_out.contiguous(), q, k, v, k_cmp, v_cmp, gates.contiguous(), *others)
 
 
 class _Whole(torch.autograd.Function):
-    """The launches, differentiable in eager mode."""
+    """The launches as a function of autograd, for eager mode."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
@@ -216,7 +216,7 @@ def _differentiate(
     ctx: Any, d_out: torch.Tensor | None, *_of_kept: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative(OP)
-    if d_out is None:  # what follows the sum passed no gradient on
+    if d_out is None:  # the sum got no gradient
         return (None,) * (6 + _OTHERS)
     results = _backward(*_of_backward(d_out, ctx.saved_tensors), *ctx.sizes)
     return (*results, *[None] * _OTHERS)

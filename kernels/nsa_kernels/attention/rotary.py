@@ -25,9 +25,9 @@ def check_rotary(op: str, base: object, head_dim: int) -> None:
 def positions_of(
     x: torch.Tensor, first: int = 0, cu_seqlens: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """int64 [T] for x [B, T, ...]: ``first`` and on, or, with ``cu_seqlens`` int32 [sequences + 1],
-    counted from the beginning of each packed sequence. Made on the device, where nothing is read
-    back."""
+    """Return positions int64 [T] for x [B, T, ...], from ``first``. With ``cu_seqlens``, int32
+    [sequences + 1], they are counted from the beginning of each packed sequence. Nothing is read
+    back on the host."""
     position = torch.arange(first, first + x.shape[1], device=x.device)
     if cu_seqlens is None:
         return position
@@ -37,9 +37,9 @@ def positions_of(
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
-    """x [B, T, H, D] at ``positions`` [T], computed in float32, in x's dtype; float64 in its own.
+    """Return x [B, T, H, D] rotated to ``positions`` [T], in its dtype.
 
-    Raises nothing of its own: D is even, as ``check_rotary`` has seen to.
+    D is even (``check_rotary``). Computed in float32, or in float64 for float64.
     """
     half = x.shape[-1] // 2
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,6 +1,6 @@
 """``nsa_attention``: the three branches and their gated sum, prefill and training.
 
-``attend_whole`` is what the layer has of it, whose compression may be another than the mean.
+The layer calls ``attend_whole``, since its compression need not be the mean.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def nsa_attention(
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
         cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. It
             must not decrease. Its values are never read on the host. No query attends to another
-            sequence; but what is NaN or infinite in k or v of one may reach its neighbours, with
-            which it shares a tile.
+            sequence, but NaN or infinity in k or v may reach a neighbouring sequence in the same
+            tile.
         cu_seqlens_k: int32 [sequences + 1], with cu_seqlens, which then counts queries: where the
             tokens of each sequence begin in k and v. The queries are the last of these tokens.
 
@@ -77,7 +77,7 @@ def nsa_attention(
     """
     attend = _attend if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)
-    gates = gates.contiguous()  # a copy within would keep the launches from being replayed
+    gates = gates.contiguous()  # a copy inside would prevent replays
     return attend(q, k, v, gates, cu_seqlens, cu_seqlens_k, *sizes, sm_scale)
 
 
@@ -161,7 +161,7 @@ def attend_whole(
 def _check(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor, packed: bool
 ) -> None:
-    """What the parts could not say of their own arguments."""
+    """Check what the branches do not check themselves."""
     require(
         q.dim() == k.dim() == v.dim() == 4
         and (packed or q.shape[1] <= k.shape[1])
@@ -169,8 +169,8 @@ def _check(
         and k.device == v.device == q.device
         and k.is_floating_point()
         and v.is_floating_point(),
-        f"{OP}: expected q [B,Tq,HQ,D], k [B,T,H,D], v [B,T,H,Dv] of numbers on one device, of "
-        f"queries no more than tokens; "
+        f"{OP}: expected q [B,Tq,HQ,D], k [B,T,H,D], v [B,T,H,Dv] of floats on one device, and "
+        f"Tq <= T; "
         f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} on {q.device}, {k.device}, "
         f"{v.device}",
     )

@@ -29,9 +29,9 @@ def band_of(
     stride: int,
     window: int,
 ) -> Band:
-    """The band of q over ``keys`` keys; of packed sequences its tables are made by a launch."""
+    """Return the band of q over ``keys`` keys. For packed sequences, a launch makes its tables."""
     if window:
-        # No query sees more keys than there are; beyond int32 what kernels add to it wraps round.
+        # A window wider than all keys changes nothing, but it could overflow int32 in kernels.
         window = min(window, q.shape[1])
     if cu_seqlens is None or cu_keys is None:
         return Band(block, stride, window)
@@ -100,8 +100,7 @@ def _differentiate(
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative(_op(ctx.numbers[2]))
     *inputs, out, lse = ctx.saved_tensors
-    # A gradient may come expanded from a sum; copied here it does not keep the launches from being
-    # replayed.
+    # The gradient of a sum is expanded. It is copied here, as a copy inside would prevent replays.
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()

@@ -1,4 +1,4 @@
-"""What the calls under a band take."""
+"""Checks of the arguments of calls under a band."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from .geometry import Band
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Queries and keys a tile, and how the program is launched."""
+    """Queries and keys of a tile, and how the program is launched."""
 
     block_m: int
     block_n: int
@@ -21,37 +21,37 @@ class Tiles:
     num_stages: int
 
 
-# For many compressed keys of wide heads; on a GPU that has the shared memory.
+# For many compressed keys of wide heads, on GPUs with enough shared memory.
 LONG = Tiles(64, 64, 4, 3)
 MANY_KEYS = 1024
 
 
 def value_columns(d: int, dv: int, itemsize: int) -> int:
-    """Columns of a tile of values in the forward pass, ``dv`` and some that are masked.
+    """Return the columns of a tile of values in the forward pass: ``dv``, and masked ones.
 
-    A row has as many bytes as a row of keys, up to 128. With fewer, keys and values have different
-    layouts in shared memory. If neither can be copied asynchronously, because rows begin at odd
-    addresses, ptxas 12.8 makes the address of the values from a register that it has not written.
+    A row of values has the bytes of a row of keys, up to 128. Otherwise, both have different
+    layouts in shared memory. Then ptxas 12.8 miscompiles rows at odd addresses, which cannot be
+    copied asynchronously: it computes the address of values from a register it never wrote.
     """
     columns = next_power_of_2(dv)
     return max(columns, min(next_power_of_2(d), 64)) if itemsize == 2 else columns
 
 
 def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
-    """What queries and staged keys and values of a program take."""
+    """Return the bytes of shared memory that queries, and staged keys and values, take."""
     d, dv, size = q.shape[3], v.shape[3], q.element_size()
     row = (next_power_of_2(d) + value_columns(d, dv, size)) * size
     return row * (tiles.block_n * tiles.num_stages + tiles.block_m)
 
 
 def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) -> Tiles:
-    """Return ``tiles``, made smaller until the device has the shared memory.
+    """Return ``tiles``, shrunk until they fit in the shared memory of the device.
 
-    Loops stage keys, or queries with ``stage_queries``, and keep the other.
+    A loop stages keys and keeps queries, or with ``stage_queries`` the reverse.
     """
     m, n, warps, stages = tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
     if q.element_size() == 4:
-        # IEEE fp32 products run on the plain cores with whole operands in registers.
+        # IEEE fp32 products run on the plain cores, with whole operands in registers.
         m, n, warps, stages = 32, 32, 4, 1
     row = (next_power_of_2(q.shape[3]) + next_power_of_2(dv)) * q.element_size()
     limit = device_limits(q.device).shared_bytes
@@ -66,7 +66,7 @@ def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) ->
 
 
 def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
-    """The tiles of the forward pass (notes/bands.md)."""
+    """Return the tiles of the forward pass (notes/bands.md)."""
     widest = max(q.shape[3], v.shape[3])
     programs = cdiv(q.shape[1], 64) * q.shape[2] * q.shape[0]
     few = programs <= 2 * device_limits(q.device).processors
@@ -85,13 +85,13 @@ def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
 
 
 def dq_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:
-    """The tiles of dQ."""
+    """Return the tiles of dQ."""
     stages = 3 if max(q.shape[3], v.shape[3]) <= 64 else 2
     return _fit(Tiles(64, 32, 4, stages), q, v.shape[3])
 
 
 def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
-    """The tiles of dK and dV."""
+    """Return the tiles of dK and dV."""
     if max(q.shape[3], v.shape[3]) > 64:
         tiles = Tiles(32, 64, 4, 3)
     else:
@@ -100,12 +100,12 @@ def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
 
 
 def walk_shares(band: Band, programs: int, rows: int, processors: int) -> int:
-    """Into how many shares the walk of a key tile, over about ``rows`` queries at most, is cut.
+    """Return the number of shares for the walk of a key tile over at most ``rows`` queries.
 
-    In a window all tiles walk about equally far, and two programs a processor do (four of packed
-    sequences, which differ); a share is a step or more. Without a window the first tile walks over
-    all queries and the last over hardly any: small shares even that out, but below 256 queries
-    they cost more to add up than they save.
+    With a window, all tiles walk about equally far, so two programs for each multiprocessor are
+    enough (four for packed sequences, which differ). A share is at least one step. Without a
+    window, the first tile walks over all queries, and the last over hardly any. Small shares
+    balance that, but shares below 256 queries cost more to add up than they save.
     """
     if band.window:
         wanted, least = (2 if band.keys is None else 4) * processors // programs, 64

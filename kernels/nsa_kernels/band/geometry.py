@@ -1,4 +1,4 @@
-"""Which keys a query sees under a band, and the tables that say it of packed sequences."""
+"""Which keys a query sees under a band, as numbers, or as tables for packed sequences."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .kernels.geometry import band_tables_kernel
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Which keys a query sees: ``block`` tokens a key, one every ``stride`` tokens, the last
-    ``window`` of them (0: all). ``keys``, ``queries``: of packed ``sequences``, the tables
-    instead: int32 [2,T], from and before which key a query sees, int32 [2,N], a key's queries."""
+    """Which keys a query sees: of keys of ``block`` tokens, ``stride`` apart, the last ``window``
+    (0: all). For packed ``sequences`` there are tables. ``keys``, int32 [2,T], has the first key of
+    each query, and the end of its keys. ``queries``, int32 [2,N], has the queries of each key."""
 
     block: int
     stride: int
@@ -43,9 +43,10 @@ def packed_band(
     stride: int,
     window: int,
 ) -> Band:
-    """The band of sequences packed in q [1,T,HQ,D] and in ``keys`` keys, made on the device.
+    """Return the band of sequences packed in q [1,T,HQ,D] and in ``keys`` keys.
 
-    A query behind the last sequence sees no key; ``cu_keys`` is clamped to [0, ``keys``].
+    It is made on the device. A query after the last sequence sees no key; ``cu_keys`` is clamped to
+    [0, ``keys``].
     """
     total = q.shape[1]
     of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
@@ -68,7 +69,7 @@ def packed_band(
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Queries that are the last of their sequences: ``first`` tokens lie before the first query.
+    """Queries that are the last tokens of their sequences, after ``first`` other tokens.
 
     Packed sequences have ``cu_queries`` and ``cu_tokens`` instead, int32 [sequences + 1]: where the
     queries and the tokens of each sequence begin.
@@ -89,7 +90,7 @@ def band_behind(
     stride: int,
     window: int,
 ) -> Band:
-    """The band of queries q [B,Tq,HQ,D] behind others, over ``keys`` keys: forward only."""
+    """Return the band of queries q [B,Tq,HQ,D] after cached tokens. It has no backward."""
     total = q.shape[1]
     of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
     cu, tokens = behind.cu_queries, behind.cu_tokens

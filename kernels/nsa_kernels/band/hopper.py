@@ -12,19 +12,19 @@ from .geometry import Band
 ROWS, GROUPS = 64, 2
 """Queries of a group of warps, and groups of a program."""
 KEYS, SLOTS = 128, 2
-"""Keys of a tile, and tiles that are in shared memory at once."""
+"""Keys of a tile, and tiles in shared memory at once."""
 REGISTERS = 240
-"""Of a thread that attends. The rest of 64 Ki is for the one warp that copies."""
+"""Registers of a thread that attends. The rest of 64 Ki is left to the copying warp."""
 HEAD_DIM = 128
 LEAST_PIECES, LEAST_KEYS = 3, 64
-"""Pieces of 128 queries a multiprocessor, and keys: with fewer the smaller tiles of the other
-kernel are spread more evenly."""
+"""The fewest pieces of 128 queries for each multiprocessor, and the fewest keys. With fewer, the
+other kernel is faster, since its tiles are smaller and spread more evenly."""
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
-    """Return whether the kernel for Hopper takes these: enough q [B,T,HQ,D], k and v [B,N,H,D].
+    """Return whether the kernel for Hopper takes q [B,T,HQ,D], k and v [B,N,H,D].
 
-    They have 16 bits, D = 128, the heads of a token in a row, and no packed sequences.
+    It needs enough of them, 16 bits, D = 128, adjacent heads, and no packed sequences.
     """
     return (
         runs_gluon(q.device)
@@ -33,7 +33,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
         and band.keys is None
         and k.shape[1] >= LEAST_KEYS
         and all(in_rows(x) for x in (q, k, v))
-        # Each entry of the batch is a launch, so only its own pieces count.
+        # Each batch entry has its own launch, so only its own pieces count.
         and _pieces(q) >= LEAST_PIECES * device_limits(q.device).processors
     )
 
@@ -51,8 +51,8 @@ def launch_forward(
     band: Band,
     sm_scale: float,
 ) -> None:
-    """Fill out [B,T,HQ,D] and lse [B,HQ,T], one launch a batch."""
-    from .kernels.hopper import band_hopper_kernel  # not with every Triton
+    """Fill out [B,T,HQ,D] and lse [B,HQ,T], one launch for each batch entry."""
+    from .kernels.hopper import band_hopper_kernel  # some Tritons cannot import it
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]

@@ -1,5 +1,5 @@
-"""The backward launches of attention under a band on Hopper (``kernels/hopper_dq.py``,
-``kernels/hopper_dkv.py``): of a branch of a gated sum."""
+"""The backward launches of a band in a gated sum, on Hopper (``kernels/hopper_dq.py``,
+``kernels/hopper_dkv.py``)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .geometry import Band
 from .hopper import GROUPS, REGISTERS, ROWS
 
 SLOTS = 4
-"""Tiles that are in shared memory at once, of 64 keys for dq and of 64 queries for dk and dv."""
+"""Tiles in shared memory at once: of 64 keys for dq, and of 64 queries for dk and dv."""
 TILE = 64
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, band: Band) -> bool:
-    """Whether these are for the kernels for Hopper: dq if ``in_pairs``, dk and dv if
-    ``fills_device``; ``grad`` [B,T,HQ,D] is the gated sum's."""
+    """Return whether the kernels for Hopper take these tensors. dq also needs ``in_pairs``, dk and
+    dv need ``fills_device``. ``grad`` [B,T,HQ,D] is the gradient of the gated sum."""
     return grad.dtype == q.dtype and in_rows(grad) and hopper.fits(q, k, v, band)
 
 
 def fills_device(q: torch.Tensor, k: torch.Tensor, band: Band) -> bool:
-    """Whether each batch, which is a launch of its own, has a program for every multiprocessor that
-    makes dk and dv."""
+    """Return whether one batch entry, which has its own launch, gives every multiprocessor a
+    program for dk and dv."""
     walks, shares = _walks(q, k, band)
     return walks * shares >= device_limits(q.device).processors
 
 
 def _walks(q: torch.Tensor, k: torch.Tensor, band: Band) -> tuple[int, int]:
-    """Walks of key tiles over their queries in one batch, and the shares that one is cut into."""
+    """Return the number of key tiles of a batch entry, and into how many shares each is cut."""
     (t, hq), (n, h) = q.shape[1:3], k.shape[1:3]
     keys = ROWS * GROUPS
     walks = cdiv(n, keys) * h
@@ -44,7 +44,7 @@ def _walks(q: torch.Tensor, k: torch.Tensor, band: Band) -> tuple[int, int]:
 
 
 def in_pairs(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether heads of queries can be taken by two that read the same keys."""
+    """Return whether query heads come in pairs that read the same keys."""
     return q.shape[2] // k.shape[2] % GROUPS == 0
 
 
@@ -59,8 +59,9 @@ def launch_dq(
     band: Band,
     sm_scale: float,
 ) -> None:
-    """Fill dq [B,T,HQ,D], contiguous, or add to it where it is ``gated.dq``; one launch a batch."""
-    from .kernels.hopper_dq import band_hopper_dq_kernel  # not with every Triton
+    """Fill dq [B,T,HQ,D], contiguous, or add to it if it is ``gated.dq``. One launch for each batch
+    entry."""
+    from .kernels.hopper_dq import band_hopper_dq_kernel  # some Tritons cannot import it
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]
@@ -97,7 +98,8 @@ def launch_dkv(
     band: Band,
     sm_scale: float,
 ) -> None:
-    """Fill dk and dv [B,N,H,D], contiguous: one launch a batch, and one that adds up shares."""
+    """Fill dk and dv [B,N,H,D], contiguous. One launch for each batch entry, and one to add up
+    shares."""
     from .kernels.hopper_dkv import band_hopper_dkv_kernel
 
     b, t, hq, d = q.shape

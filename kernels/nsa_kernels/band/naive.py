@@ -1,4 +1,4 @@
-"""The window and the compression branch as the paper has them (arXiv 2502.11089).
+"""The window and compression branches as the paper defines them (arXiv 2502.11089).
 
 Both compute equation 2. The window branch has the keys of section 3.3.3, which are the last
 ``window`` ones. The compression branch has the keys of equation 7, which are the compressed keys
@@ -46,7 +46,7 @@ def naive_compressed(
 
 
 def complete(tokens: int, k_cmp: torch.Tensor, block: int, stride: int) -> torch.Tensor:
-    """bool [T, Nc]: equation 7, the compressed keys whose last token is at or before a query."""
+    """Return bool [T, Nc]: whether the last token of a key is at or before a query (equation 7)."""
     last = torch.arange(k_cmp.shape[1], device=k_cmp.device) * stride + block - 1
     return last <= torch.arange(tokens, device=k_cmp.device)[:, None]
 
@@ -54,7 +54,8 @@ def complete(tokens: int, k_cmp: torch.Tensor, block: int, stride: int) -> torch
 def weights(
     q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax over the keys ``seen`` bool [T, N], [B, HQ, T, N], 0 without any; lse [B, T, HQ]."""
+    """Return the softmax [B, HQ, T, N] over keys ``seen`` bool [T, N], 0 without one, and its
+    lse."""
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     of_heads = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     logits = torch.einsum("bthd,bnhd->bhtn", q, of_heads) * scale
@@ -71,6 +72,7 @@ def attend(
     seen: torch.Tensor,
     sm_scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Equation 2 with heads in groups: query t over the keys that ``seen`` [T, N] gives it."""
+    """Compute equation 2 with grouped heads, over the keys that ``seen`` [T, N] gives each
+    query."""
     p, lse = weights(q, k, seen, sm_scale)
     return torch.einsum("bhtn,bnhv->bthv", p, v.repeat_interleave(q.shape[2] // v.shape[2], 2)), lse

@@ -1,6 +1,6 @@
 """``selection_attention``: the one call a model makes, and the custom operator behind it.
 
-In eager mode the launcher is called directly: the dispatcher would cost more than the choice. Under
+In eager mode the launcher is called directly, since torch's dispatcher is slow. Under
 torch.compile the call becomes the operator ``nsa_kernels::selection_attention``, which chooses when
 it runs.
 """
@@ -39,8 +39,7 @@ def selection_attention(
 ) -> torch.Tensor:
     """Attention of each row's h queries over the union of the row's spans.
 
-    Which keys a query may see is what ``ranges`` says, whichever way it is computed; heads of
-    different groups never share keys.
+    Kernel and fallback both read the keys from ``ranges``. Groups of heads do not share ranges.
 
     Args:
         q: [B, S, G, h, D]; the kernel takes float16, bfloat16 and float32.
@@ -49,10 +48,9 @@ def selection_attention(
         sm_scale: factor on q.k; 1/sqrt(D) when None.
         policy: when to use the kernel; None: the environment's, read once. Its threshold depends
             on the regime: ``graph`` in a capture, ``device`` under torch.compile, else ``queue``.
-        selected_len: upper bound of the keys a row selects (n blocks times their size in NSA). It
-            is compared with the policy's threshold and sizes the fallback's packed copy, where a
-            row that selects more is an error; None: S_kv, the only bound known without
-            synchronisation.
+        selected_len: upper bound of the keys a row selects (in NSA, n times the block size). It is
+            compared with the policy's threshold, and is the size of a row in the fallback's packed
+            copy, where a row that selects more is an error. None: S_kv, which is a safe bound.
 
     Returns:
         out [B, S, G, h, Dv] in q's dtype, contiguous; 0 where a row selects nothing.
@@ -67,7 +65,7 @@ def selection_attention(
     if traced(q):
         handle = -1 if policy is None else policy.handle
         if _needs_grad(q, k, v):
-            # Which backward there will be must be known now.
+            # The backward must be chosen now.
             always = _default_always() if policy is None else policy.off is None and policy.always
             if always and choose(_TRAINING, q, k, v, 0, "device") is None:
                 return _launch(q, k, v, ranges, sm_scale, selected_len)
@@ -81,13 +79,13 @@ def selection_attention(
 
 
 def _default_always() -> bool:
-    """Whether the environment's policy uses the kernel at every length."""
+    """Return whether the environment's policy uses the kernel at every length."""
     policy = default_policy()
     return policy.off is None and policy.always
 
 
-# As `torch.compiler.assume_constant_result` does, which imports the compiler for it: 0.9 s for all
-# programs that import this package, most of which compile nothing.
+# The effect of `torch.compiler.assume_constant_result`, which would import the compiler: 0.9 s for
+# every program that imports this package.
 vars(_default_always)["_dynamo_marked_constant"] = True
 
 
@@ -103,7 +101,7 @@ def _launch(
     sm_scale: float | None,
     selected_len: int | None,
 ) -> torch.Tensor:
-    """The kernel, with a backward when one is needed."""
+    """Call the kernel, with a backward if one is needed."""
     if _needs_grad(q, k, v):
         out: torch.Tensor = differentiable_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
         return out
@@ -121,13 +119,13 @@ def _route(
     *,
     compiled: bool = False,
 ) -> torch.Tensor:
-    """compiled: the call is the operator's, which a compiled program makes."""
+    """Choose kernel or fallback. compiled: the operator makes the call, in a compiled program."""
     if selected_len is not None:
         length = selected_len
     elif k.dim() == 4:
         length = k.shape[2]
     else:
-        length = 0  # of no meaning: both routes refuse such keys
+        length = 0  # any value: kernel and fallback refuse such keys
     regime = _regime(q, compiled=compiled)
     reason = choose(policy, q, k, v, length, regime)
     if reason is None:
@@ -149,12 +147,12 @@ def _regime(q: torch.Tensor, *, compiled: bool) -> str:
 
 
 def _kernel(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
-    """The kernel on the arguments of ``launch_ranges``, with what the policy does on an error."""
+    """Call the kernel on the arguments of ``launch_ranges``. The policy decides on errors."""
     failed = None
     if policy.on_error == "raise":
         out = _launch(*call)
     else:
-        # Wrong inputs are the caller's error in either implementation.
+        # Kernel and fallback both refuse wrong inputs, so there is no fallback.
         check_ranges(*call[:4])
         try:
             out = _launch(*call)
@@ -175,7 +173,7 @@ def _packed(*call: Any) -> torch.Tensor:
 
 
 def _debugged(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
-    """The kernel with what the policy's debug settings ask for; no waiting during capture."""
+    """Call the kernel with the policy's debug settings. Nothing waits during a capture."""
     q = call[0]
     shapes = (*(tuple(x.shape) for x in call[:4]), q.dtype)
     if policy.debug_shapes and shapes not in _shapes_seen:
@@ -198,12 +196,12 @@ def _debugged(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def _compare(out: torch.Tensor, *call: Any) -> None:
-    """Log the largest difference from packed SDPA; a comparison that fails makes no call fail."""
+    """Log the largest difference from packed SDPA. If the comparison fails, the call does not."""
     *arguments, _ = call
     try:
-        # The hint bounds nothing for the kernel, so that here nothing may rest on it.
+        # No selected_len: for the kernel it is only a hint, and it may be too small.
         other = _packed(*arguments, None)
-    except RuntimeError as error:  # no memory for a copy of all keys, above all
+    except RuntimeError as error:  # most often, no memory for a copy of all keys
         routing.log.warning("there is no packed SDPA to compare with: %s", error)
         return
     gap = (out.float() - other.float()).abs().max().item() if out.numel() else 0.0

@@ -1,4 +1,4 @@
-"""What the gate did: counters, one log line for each reason, the report."""
+"""Record what the gate did: counters, one log line for each reason, the report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _errors: dict[str, str] = {}
 
 
 def count_kernel(regime: str) -> None:
-    """Note one call in this regime that the kernel served."""
+    """Count a call in this regime that the kernel served."""
     _kernel_calls[regime] += 1
 
 
 def count_fallback(reason: str, regime: str, error: BaseException | None = None) -> None:
-    """Note one call in this regime that packed SDPA served; the first of each reason is logged."""
+    """Count a call in this regime that packed SDPA served. Log the first of each reason."""
     _fallback_calls[regime] += 1
     seen = _fallbacks.get(reason, 0)
     _fallbacks[reason] = seen + 1
@@ -40,7 +40,7 @@ def routing_report() -> dict[str, Any]:
         - ``reasons``: {reason: calls}; ``texts``: {reason: sentence};
         - ``errors``: the last error of a reason;
         - ``regimes``: {regime: calls by ``kernel`` and ``fallback``}. The regime is ``queue`` from
-          Python, ``device`` compiled by torch.compile, and ``graph`` captured.
+          Python, ``device`` if compiled by torch.compile, and ``graph`` if captured.
 
         Calls inside a CUDA graph count once, when captured. A call compiled by
         torch.compile counts each time it runs, but one that needs a gradient is not counted there.

@@ -54,7 +54,7 @@ def packed_sdpa(
     check_whole("packed_sdpa", "selected_len", bound, 0)
     width = min(max(bound, 1), s_kv)
     if width == 0 or ranges.shape[3] == 0 or q.numel() == 0:
-        # Zeros that autograd connects to the inputs, whatever their values.
+        # Zeros that autograd connects to the inputs, even if these are not finite.
         return q.new_zeros((b, s, g, h, dv)) + sum(x[:0].sum() for x in (q, k, v))
     rows = b * s * g
     start, before = disjoint_spans(ranges, s_kv)
@@ -62,7 +62,7 @@ def packed_sdpa(
     count = before[:, -1:]
     if selected_len is not None:
         torch._assert_async(
-            # Not compared with the bound itself, which may be beyond int32.
+            # The bound itself may not fit in int32.
             (count <= min(bound, s_kv)).all(),
             f"packed_sdpa: a row selects more keys than selected_len={bound}, which must be an "
             "upper bound; leave it out where none is known",
@@ -80,7 +80,7 @@ def packed_sdpa(
         out = _attend(q, k, v, index, mask, empty, (rows, width), sm_scale)
     out = out.view(b, s, g, h, dv).contiguous()
     if out.requires_grad and not traced(q):
-        # Whether torch has a second derivative depends on the attention that it chose.
+        # Torch has a second derivative only for some of its attention kernels.
         out.register_hook(_once)
     return out
 
@@ -103,7 +103,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def _no_autocast(q: torch.Tensor) -> AbstractContextManager[None]:
-    """Results have the dtype of q, as the kernel's, whatever the dtype of the region around."""
+    """Switch autocast off, so that results have the dtype of q, as with the kernel."""
     kind = q.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -118,11 +118,11 @@ def _attend(
     size: tuple[int, int],
     sm_scale: float | None,
 ) -> torch.Tensor:
-    """Rows of h queries over ``width`` packed keys ``index``; mask: [rows, width] of them."""
+    """Attend with rows of h queries to ``width`` packed keys. index, mask: [rows, width]."""
     (rows, width), (h, d), dv = size, q.shape[3:], v.shape[3]
     out = scaled_dot_product_attention(
-        # A backward makes its weights again from logits and log-sum-exp, both float32. For large
-        # values they differ so much that a weight is infinite, and NaN times a gradient of 0.
+        # The backward recomputes weights from float32 logits and LSEs. With large values, rounding
+        # can make a weight infinite, and infinity times a gradient of 0 is NaN.
         q.reshape(rows, h, d).masked_fill(empty.unsqueeze(-1), 0.0).unsqueeze(1),
         _take(k.reshape(-1, d), index).view(rows, 1, width, d),
         _take(v.reshape(-1, dv), index).view(rows, 1, width, dv),

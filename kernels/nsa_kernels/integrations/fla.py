@@ -2,7 +2,7 @@
 
     from nsa_kernels.integrations.fla import parallel_nsa
 
-in the place of ``from fla.ops.nsa import parallel_nsa``; fla-core itself is not needed. It computes
+replaces ``from fla.ops.nsa import parallel_nsa``. fla-core itself is not needed. It computes
 fla-core's definition: a compressed key is the mean of a block of ``block_size`` tokens, blocks do
 not overlap, and the same blocks are selected from.
 """
@@ -48,8 +48,9 @@ def parallel_nsa(
 ) -> torch.Tensor:
     """NSA by fla-core's definition and names; differentiable in q, k, v and the gates.
 
-    The sum of selection times g_slc (1 when None), of compression times g_cmp (none when None), and
-    of the window times g_swa (none when ``window_size`` is 0, whatever g_swa).
+    The result is selection times g_slc, plus compression times g_cmp, plus the window times g_swa.
+    g_slc None means 1. g_cmp None leaves out compression. A ``window_size`` of 0 leaves out the
+    window, with any g_swa.
 
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is any
@@ -57,16 +58,16 @@ def parallel_nsa(
         g_cmp, g_slc, g_swa: gates [B, T, HQ], of any floating dtype.
         block_indices: integers [B, T, H, S], counted from the start of the query's sequence; when
             None, the blocks are chosen by the weights of the compressed keys, which needs g_cmp.
-        block_counts: blocks a query selects where they are chosen, three or more: the first, the
-            last two, then the highest weights, the lowest index where they are equal. Integers
-            [B, T, H] instead: how many of these each query keeps, in that order, or, of
-            block_indices, those in front; without block_indices their largest is read on the host.
-            A number does not shorten block_indices.
+        block_counts: without block_indices, how many blocks a query selects, at least three: the
+            first, the last two, then those of the highest weights. Among equal weights, the lowest
+            index is chosen. Integers [B, T, H] give each query its own count, of the chosen blocks
+            or of block_indices, from the front. Without block_indices, the largest count is read on
+            the host. A single number does not shorten block_indices.
         block_size: 16, 32, 64 or 128.
         window_size: keys of the window, the query's own among them; 0: no window.
         scale: positive factor on q.k; 1/sqrt(D) when None.
-        cu_seqlens: integers [sequences + 1], of sequences packed in B = 1. A pair of one tensor
-            twice is taken as that one.
+        cu_seqlens: integers [sequences + 1], of sequences packed in B = 1, or a pair of the same
+            tensor.
 
     Returns:
         [B, T, HQ, Dv] in q's dtype. Unlike in fla-core, a repeated block counts once, a query
@@ -95,7 +96,7 @@ def parallel_nsa(
     if block_indices is None and counts is None:
         assert g_cmp is not None and isinstance(block_counts, int)
         blocks = cdiv(q.shape[1], block_size)
-        if block_counts > blocks:  # "all": there are no more to take
+        if block_counts > blocks:  # no query has more blocks
             block_counts = max(FORCED, blocks)
         gates = _together(q, g_cmp, g_slc, g_swa if window_size else None)
         return nsa_attention(
@@ -195,7 +196,7 @@ def _check_whole_numbers(name: str, x: Any, q: torch.Tensor) -> None:
 
 
 def _packed(q: torch.Tensor, cu_seqlens: Any) -> torch.Tensor | None:
-    """cu_seqlens in int32, checked."""
+    """Check cu_seqlens, and return it as int32."""
     if cu_seqlens is None:
         return None
     if isinstance(cu_seqlens, tuple):
@@ -217,7 +218,7 @@ def _together(
     g_slc: torch.Tensor | None,
     g_swa: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Gates [B, T, HQ, 3] as ``nsa_attention`` takes them, in the widest of their dtypes."""
+    """Return gates [B, T, HQ, 3] for ``nsa_attention``, in the widest dtype of the three."""
     slc = torch.ones_like(g_cmp) if g_slc is None else g_slc
     swa = torch.zeros_like(g_cmp) if g_swa is None else g_swa
     dtype = torch.promote_types(torch.promote_types(g_cmp.dtype, slc.dtype), swa.dtype)
@@ -225,8 +226,8 @@ def _together(
 
 
 def _slots(block_indices: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-    """int32 [B, T, H, S], -1 in the slots behind a query's count."""
-    # Before int64 is cut to int32: its largest and smallest would name blocks 0 and -1.
+    """Return int32 [B, T, H, S], with -1 in the slots after a query's count."""
+    # Clamp before the cast to int32, where the largest int64 would become block -1.
     index = block_indices.clamp(-1, MAX_INDEX).to(torch.int32)
     if counts is None:
         return index
@@ -234,7 +235,7 @@ def _slots(block_indices: torch.Tensor, counts: torch.Tensor | None) -> torch.Te
     return torch.where(slot < counts.unsqueeze(-1), index, -1)
 
 
-# The largest count is a value of the device, so a compiler must leave the graph here in any case.
+# The largest count must be read from the device, so the graph breaks here in any case.
 @torch.compiler.disable
 @torch.no_grad()
 def _choose(
@@ -247,7 +248,7 @@ def _choose(
     cu: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
 ) -> torch.Tensor:
-    """int32 [B, T, H, S] of the largest count S: forced blocks in front, then by weight."""
+    """Return int32 [B, T, H, S], S the largest count: forced blocks first, then by weight."""
     if q.shape[0] * q.shape[1] == 0:
         return torch.empty((*counts.shape, FORCED), dtype=torch.int32, device=q.device)
     slots = max(FORCED, min(int(counts.max()), -(-q.shape[1] // block_size)))

@@ -4,9 +4,9 @@
     register()
     model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="nsa")
 
-Training and prefill run through ``nsa_attention``, a token behind a cache through ``decode_step``,
-whose compressed keys are made from the model's own cache in each step. The model's
-config has sizes and fixed gates (``Settings``); ``add_gates`` makes the gates learned.
+Training and prefill run through ``nsa_attention``. A token with a cache runs through
+``decode_step``. Its compressed keys are computed from the model's own cache in each step. The
+model's config has sizes and fixed gates (``Settings``). ``add_gates`` makes the gates learned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..launch.checks import require
 from ..launch.mode import Mode, mode
 
 OLDEST = (5, 8)
-"""Of Transformers: since then masks are asked for by lengths and offsets."""
+"""The first Transformers that asks for masks by lengths and offsets."""
 NEEDS = (
     "nsa_kernels.integrations.transformers needs Transformers 5.8 or newer: "
     "pip install 'nsa-kernels[transformers]'"
@@ -59,7 +59,7 @@ PACKED = (
 PAGED = ("block_table", "read_index")
 """What Transformers' continuous batching passes besides the tensors."""
 ASCENDS = "_nsa_ascends"
-"""An attribute of position_ids that were read: their version then."""
+"""The attribute of position_ids that notes at which version they were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +81,20 @@ class Settings:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The keyword arguments of ``nsa_attention`` and ``decode_step``."""
+        """Return the keyword arguments of ``nsa_attention`` and ``decode_step``."""
         names = ("block", "stride", "block_size", "n_selected", "window")
         return {name: getattr(self, name) for name in names}
 
 
 KEYS = tuple(field.name for field in fields(Settings))
-"""Of ``config.nsa``: torch.compile cannot trace ``fields``."""
+"""Names in ``config.nsa``, listed here since torch.compile cannot trace ``fields``."""
 
 
 def settings_of(config: Any) -> Settings:
-    """Read the settings in ``config.nsa``; what is absent gets its default.
+    """Read the settings in ``config.nsa``. Absent keys get their defaults.
 
     Raises:
-        ValueError: keys that are not ``Settings``', or gates or ``learned`` of another kind.
+        ValueError: unknown keys, or gates or ``learned`` of a wrong type.
     """
     says = getattr(config, "nsa", None) or {}
     require(
@@ -127,18 +127,18 @@ def add_gates(model: nn.Module) -> list[str]:
     and a sigmoid (arXiv 2502.11089, section 3.2).
 
     They begin as the fixed gates of the config, so that adding them changes no output. Their
-    weights are parameters of the model, saved with it, and ``config.nsa["learned"]`` says so.
-    ``from_pretrained`` knows of no gates and drops their weights: to load them, make the model of
-    its config, add gates, then load its state dict.
+    weights are parameters of the model and saved with it, which ``config.nsa["learned"]`` notes.
+    ``from_pretrained`` does not know the gates, and drops their weights. To load them, make a model
+    from the config, add gates, then load the state dict.
 
     Args:
         model: a causal language model of Transformers with ``config.hidden_size``.
 
     Returns:
-        The names of the layers that have a gate now.
+        The names of the layers that now have a gate.
 
     Raises:
-        ValueError: a model without such layers, or fixed gates that no sigmoid gives.
+        ValueError: the model has no such layers, or a fixed gate is not between 0 and 1.
     """
     found = {
         name: layer
@@ -169,15 +169,15 @@ def add_gates(model: nn.Module) -> list[str]:
 
 
 def _weigh(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Gates [B, T, HQ, 3] of hidden states [B, T, hidden_size]: attention itself sees only q."""
+    """Keep gates [B, T, HQ, 3] for the attention, which does not see the hidden states."""
     hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
     layer.nsa_gate_values = torch.sigmoid(layer.nsa_gates(hidden)).unflatten(-1, (-1, 3))
 
 
 def _is_of_packed(function: Any) -> bool:
-    """Whether a mask function is built of Transformers' causal one and of packed sequences alone.
+    """Return whether a mask function is made only of the causal one and those of packed sequences.
 
-    They are closures, known by their names and by what they close over.
+    They are closures of Transformers, recognised by their names and by what they close over.
     """
     if function is causal_mask_function:
         return True
@@ -196,11 +196,12 @@ def _is_of_packed(function: Any) -> bool:
 def _check_when_run(
     mask_function: Any, batch_size: int, length: int, device: torch.device | str
 ) -> torch.Tensor:
-    """Check in a compiled graph, which knows no values, a function that may be of packed sequences:
-    no query sees the token behind its own.
+    """Check in a compiled graph that no query sees the token after its own.
+
+    The graph has no values, so the check of a function for packed sequences runs with it.
 
     Returns:
-        bool [], whether each query sees the first token: the sequences are not packed.
+        bool [], whether each query sees the first token, so that sequences are not packed.
     """
     batch = torch.arange(batch_size, device=device)[:, None]
     query = torch.arange(length, device=device)[None]
@@ -223,16 +224,16 @@ def causal_mask(
     batch_size: int = 1,
     **others: Any,
 ) -> torch.Tensor | None:
-    """The mask of a forward, as Transformers asks for it: None, since NSA is causal by itself.
+    """Return the mask of a forward for Transformers: None, since NSA is causal anyway.
 
     A mask of no elements means that Transformers has detected packed sequences.
-    ``attention_forward`` takes it if it is told where they begin. Under torch.compile a mask of one
-    element says whether there are none.
+    ``attention_forward`` takes it only with the beginnings of sequences. Under torch.compile, a
+    mask of one element says whether sequences are not packed.
 
     Raises:
-        ValueError: padding (one value is read from the device), windows and chunks, caches of fixed
-            size, functions of a model's own, blocks whose tokens see each other.
-        RuntimeError: the same of a compiled model when it runs; on a GPU an assertion there.
+        ValueError: the model needs padding (one value is read from the device), windows, chunks, a
+            cache of fixed size, mask functions of its own, or blocks whose tokens see each other.
+        RuntimeError: the same for a compiled model, when it runs. On a GPU, an assertion fails.
     """
     compiling = torch.compiler.is_compiling()
     require(
@@ -290,15 +291,16 @@ def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: 
 
 
 def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
-    """Raises ValueError for positions that begin anew: a forward with a cache, as it is by default,
-    makes no mask of packed sequences, and they would be computed as one.
+    """Raises ValueError for positions that begin again, as in packed sequences.
 
-    Read from the device once a forward, whose layers share the tensor; not in a graph. Positions
-    of three axes belong to images and have no order.
+    By default, a forward has a cache, and Transformers makes no mask for packed sequences. They
+    would be computed as one sequence. Positions are read from the device once in each forward,
+    whose layers share the tensor, and never in a graph. Positions of images, of three axes, have no
+    order.
     """
     if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
         return
-    # A tensor of inference mode does not count what is written into it: read in each layer.
+    # A tensor of inference mode has no version, so it is read in each layer.
     version = None if positions.is_inference() else positions._version
     if version is not None and getattr(positions, ASCENDS, None) == version:
         return
@@ -311,11 +313,11 @@ def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
 
 
 def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """[B, T, HQ, 3]: what the layer's gate has said of this forward, or the fixed ones."""
+    """Return gates [B, T, HQ, 3]: those that the layer computed in this forward, or fixed ones."""
     b, hq, t, _ = query.shape
     if hasattr(module, "nsa_gates"):
         values: torch.Tensor | None = module.nsa_gate_values
-        module.nsa_gate_values = None  # it would keep a graph alive
+        module.nsa_gate_values = None  # the values would keep a graph alive
         require(
             values is not None and values.shape == (b, t, hq, 3),
             f"{OP}: the gates of a layer are weighed by its forward; call the layer itself",
@@ -327,13 +329,13 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
         f"{OP}: config.nsa says that the gates are learned and this layer has none; make the model "
         "by from_config, call add_gates(model), then load its state dict",
     )
-    # Filled on the device: a copy from the host could not be captured in a CUDA graph.
+    # Filled on the device, since a CUDA graph cannot capture a copy from the host.
     fixed = torch.stack([query.new_full((), gate) for gate in settings.gates])
     return fixed.expand(b, t, hq, 3)
 
 
 def _of_one_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Under autocast rotary embeddings leave q and k in float32 and v in 16 bits."""
+    """Cast q, k and v to one dtype. Under autocast, rotary embeddings leave q and k in float32."""
     dtypes, value = {x.dtype for x in tensors}, tensors[-1]
     if len(dtypes) == 1:
         return tensors
@@ -353,7 +355,7 @@ def attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """NSA of a layer of Transformers, as its ``AttentionInterface`` calls it.
+    """Compute NSA for a layer, as the ``AttentionInterface`` of Transformers calls it.
 
     Args:
         module: the layer, with ``config``; gates by ``add_gates``.
@@ -400,7 +402,7 @@ def _decode(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """One query [B, HQ, 1, D], the last token of its cache: [B, 1, HQ, Dv]."""
+    """Decode one query [B, HQ, 1, D], the last token of its cache: [B, 1, HQ, Dv]."""
     k_cmp, v_cmp = means_of_blocks(
         key.transpose(1, 2), value.transpose(1, 2), settings.block, settings.stride
     )
@@ -421,7 +423,7 @@ def _with_backward(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Queries behind a cache with a backward: a prefill of all, whose last rows are theirs."""
+    """Attend with queries after a cache, with a backward: as a prefill, of which the last rows."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

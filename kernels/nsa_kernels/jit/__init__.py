@@ -1,1 +1,1 @@
-"""Device code that families share, and the one place that knows versions of Triton."""
+"""Device code that families share, and all code that depends on the version of Triton."""

@@ -1,4 +1,4 @@
-"""Zeros, by a kernel: a call in which torch fills memory cannot be replayed."""
+"""Fill memory by a kernel, since a call in which torch fills memory cannot be replayed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from .compat import tl, triton
 
 @triton.jit
 def clear_kernel(x_ptr, n, BLOCK: tl.constexpr):
-    """Program (elements): zeros."""
+    """Program (elements): store zeros."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x_ptr + at, tl.zeros([BLOCK], x_ptr.dtype.element_ty), mask=at < n)

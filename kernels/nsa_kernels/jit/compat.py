@@ -17,7 +17,7 @@ try:
 except ImportError:  # Triton < 3.4
     HAS_PDL = False
 else:
-    # The functions of Triton 3.4 have a signature that its own compiler cannot call.
+    # The compiler of Triton 3.4 cannot call its own functions for this.
     HAS_PDL = "_semantic" in inspect.signature(gdc_wait).parameters
 
 __all__ = [
@@ -49,24 +49,25 @@ _TAKES_ANY_ALIGNMENT = "do_not_specialize_on_alignment" in inspect.signature(tri
 def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
     """Return options with which ``triton.jit`` compiles once for pointers of any alignment.
 
-    They are empty if Triton has no such option. Use them for what is read one number at a time,
-    where alignment gains nothing.
+    They are empty if Triton has no such option. Use them for pointers whose elements are read one
+    by one, where alignment does not help.
     """
     return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
 
 
-# Two definitions and no condition on a global: Triton compares every global that a kernel reads
-# with what it was, in every launch, which takes 0.7 us each.
+# Defined twice, because in every launch Triton compares each global that a kernel reads with its
+# earlier value, which takes 0.7 us.
 if INTERPRETED:
 
     @triton.jit
     def dot(a, b, acc):
-        """``acc + a @ b`` in fp32; the interpreter's own ``tl.dot`` reads bfloat16 as integers."""
+        """Return ``acc + a @ b`` in fp32. The interpreter's ``tl.dot`` reads bfloat16 as
+        integers."""
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
 
     @triton.jit
     def narrow(x, dtype: tl.constexpr):
-        """fp32 ``x`` rounded to ``dtype``; the interpreter's own cast to bfloat16 cuts bits off."""
+        """Return fp32 ``x`` rounded to ``dtype``. The interpreter's cast to bfloat16 truncates."""
         if dtype == tl.bfloat16:
             bits = x.to(tl.int32, bitcast=True)
             bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
@@ -77,28 +78,28 @@ else:
 
     @triton.jit
     def dot(a, b, acc):
-        """``acc + a @ b`` in fp32."""
+        """Return ``acc + a @ b`` in fp32."""
         return tl.dot(a, b, acc, input_precision="ieee")
 
     @triton.jit
     def narrow(x, dtype: tl.constexpr):
-        """fp32 ``x`` rounded to ``dtype``."""
+        """Return fp32 ``x`` rounded to ``dtype``."""
         return x.to(dtype)
 
 
 # Programmatic dependent launch (sm_90 and later): programs of the next launch may start once all
-# programs of this one have started. They wait for its end and its writes by an instruction.
+# programs of this one have started. An instruction waits for the end and the writes of this one.
 if HAS_PDL:
 
     @triton.jit
     def start_next_launch(PDL: tl.constexpr):
-        """Let the next launch of the stream start its programs, if it was launched so."""
+        """Let the next launch of the stream start its programs, if it is a dependent launch."""
         if PDL:
             gdc_launch_dependents()
 
     @triton.jit
     def wait_for_last_launch(PDL: tl.constexpr):
-        """Wait until the launch before has ended and its writes are visible."""
+        """Wait until the launch before has ended, and its writes are visible."""
         if PDL:
             gdc_wait()
 
@@ -106,12 +107,12 @@ else:
 
     @triton.jit
     def start_next_launch(PDL: tl.constexpr):
-        """No dependent launch in this Triton."""
+        """Do nothing, since this Triton has no dependent launch."""
         tl.static_assert(not PDL)
 
     @triton.jit
     def wait_for_last_launch(PDL: tl.constexpr):
-        """No dependent launch in this Triton: the stream's order is enough."""
+        """Do nothing, since without dependent launches a stream runs in order."""
         tl.static_assert(not PDL)
 
 
@@ -124,13 +125,13 @@ def _parse(version: str) -> tuple[int, int, int]:
 TRITON_VERSION: tuple[int, int, int] = _parse(triton.__version__)
 
 HAS_GLUON: bool = (3, 6, 0) <= TRITON_VERSION < (3, 7, 0) and not INTERPRETED
-"""Whether Triton's Gluon is the one that kernels here are written in: a language of layouts, copies
-and warps, which is experimental and changes with each Triton. True of those alone that these
-kernels were run with; elsewhere Triton's take their place."""
+"""Whether the kernels in Gluon run with this Triton. Gluon, a language of layouts, copies and
+warps, is experimental and changes with each Triton. True only for versions that these kernels were
+tested with. For others, the kernels in Triton are used."""
 
 PIPELINES_GATHERS: bool = TRITON_VERSION >= (3, 2, 0)
-"""Whether loops may have stages whose loads take their addresses from loads of the same turn; the
-compiler of 3.1 ends with "operation scheduled before its operands"."""
+"""Whether a pipelined loop may load addresses, and load from them in the same turn. The compiler of
+3.1 then fails with "operation scheduled before its operands"."""
 
 
 def check_version() -> None:

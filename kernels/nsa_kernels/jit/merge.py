@@ -1,4 +1,4 @@
-"""Shares of a row merged, in the order of their slots: the result does not depend on timing."""
+"""Merge the shares of a row in the order of their slots, so that timing changes no result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def combine_shares(
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """The shares of one head ``h`` of a row, in the order of the slots: fp32 [Dv], log2 LSE."""
+    """Merge the shares of head ``h`` of a row in the order of slots: fp32 [Dv], log2 LSE."""
     cols = tl.arange(0, BLOCK_DV)
     slots = tl.arange(0, BLOCK_S)
     top = float("-inf")
@@ -59,8 +59,8 @@ def merge_shares(
     BLOCK_S: tl.constexpr,
     PAGED: tl.constexpr,
 ):
-    """Merge the shares of one head ``h`` of a row into ``offset``; PAGED: perhaps all of them of
-    keys that no page holds."""
+    """Merge the shares of head ``h`` of a row, and store the result at ``offset``. PAGED: all keys
+    of a row may be absent."""
     cols = tl.arange(0, BLOCK_DV)
     out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
     tl.store(out_ptr + offset * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
@@ -88,13 +88,13 @@ def merge_kernel(
     PAGED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (ROWS rows, head). Rows that one program finished alone are left as they are."""
+    """Program (ROWS rows, head): merge rows. A row of one share is complete, and is left alone."""
     wait_for_last_launch(PDL)
     h = tl.program_id(1)
     if TABLE:
         row0 = tl.program_id(0).to(tl.int64) * ROWS
         rows = row0 + tl.arange(0, ROWS)
-        # A table that is not written (malformed cu_seqlens) must not lead out of the workspace.
+        # If cu_seqlens is malformed, the table has arbitrary values: stay within the workspace.
         counts = tl.load(table_ptr + rows * 2 + 1, mask=rows < n_rows, other=0)
         counts = tl.minimum(counts, slots)
         if tl.max(counts, 0) > 1:
@@ -140,7 +140,7 @@ def merge_kernel(
 
 @triton.jit
 def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
-    """Program (elements of dk, then of dv): the sum of their shares, in order."""
+    """Program (elements of dk, then of dv): add up their shares, in order."""
     offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = offset < share_stride
     total = tl.zeros([TILE], dtype=tl.float32)

@@ -1,4 +1,4 @@
-"""Keys of a paged cache: which page of the pool holds a key, by the block table."""
+"""Attention to keys of a paged cache, whose block table names the page of each key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .compat import dot, tl, triton
 from .tiles import late, load_tile, softmax_update
 
 NOT_THERE = tl.constexpr(-1.0e30)
-"""A logit (log2) of a key that no page holds: finite, since a tile may have no other."""
+"""The log2 logit of an absent key. It is finite, since all keys of a tile may be absent."""
 
 
 @triton.jit
@@ -36,8 +36,8 @@ def attend_paged_tile(
 ):
     """``attend_tile`` of the keys ``key`` (int32) of an entry, whose page i is ``table[i]``.
 
-    A page that is not in 0 .. n_pages - 1 is not read, and its keys are not attended to. A row of
-    such keys alone ends with a maximum of NOT_THERE and the values 0.
+    Keys of a page outside 0 .. n_pages - 1 are absent: they are not read, and have no weight. A row
+    of only absent keys ends with a maximum of NOT_THERE and the values 0.
     """
     page = tl.load(table + (key // PAGE), mask=valid, other=-1)
     there = (page >= 0) & (page < n_pages)
@@ -50,6 +50,6 @@ def attend_paged_tile(
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(late(q, now, LATE), tl.trans(k), s) * scale_log2
     s = tl.where(there[None, :], s, NOT_THERE)
-    # Slots behind the last key have no weight, even if no key is there.
+    # Slots after the last key have no weight, even if all keys are absent.
     s = tl.where(valid[None, :], s, float("-inf"))
     return softmax_update(s, v, row_max, sums, acc)

@@ -1,4 +1,4 @@
-"""Which packed sequence a token is in."""
+"""Search for the packed sequence of a token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .compat import tl, triton
 
 @triton.jit
 def sequence_of(cu_ptr, t, sequences, STEPS: tl.constexpr):
-    """The last sequence that begins at or before each token of ``t`` and is not empty."""
+    """Return the last sequence that begins at or before each token of ``t`` and is not empty."""
     low = tl.zeros_like(t)
     high = low + sequences
     for _ in tl.static_range(STEPS):

@@ -1,6 +1,6 @@
 """Device functions that forward kernels share: tile load, softmax steps, the end of a row.
 
-Logits live in the log2 domain (scaled by ``sm_scale * log2(e)``) so that ``exp2`` can be used; the
+Logits are in the log2 domain (scaled by ``sm_scale * log2(e)``) so that ``exp2`` can be used; the
 LSE that leaves a kernel is the natural logarithm.
 """
 
@@ -19,7 +19,8 @@ def load_tile(
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Rows ``index`` (int64) of a matrix, ``WIDTH`` columns padded with zeros to ``BLOCK``."""
+    """Load rows ``index`` (int64) of a matrix: ``WIDTH`` columns, padded with zeros to
+    ``BLOCK``."""
     cols = tl.arange(0, BLOCK)
     ptrs = base + index[:, None] * stride + cols[None, :]
     if MASKED:
@@ -47,7 +48,7 @@ def softmax_step(
     scale_log2,
     MASKED: tl.constexpr,
 ):
-    """One online-softmax update with a tile of keys; at least one key of the tile is valid."""
+    """Update an online softmax with a tile of keys, of which at least one is valid."""
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(q, tl.trans(k), s) * scale_log2
     if MASKED:
@@ -57,7 +58,7 @@ def softmax_step(
 
 @triton.jit
 def softmax_update(s, v, row_max, sums, acc):
-    """The update by logits ``s`` (log2), -inf where a key is not valid, and their values ``v``.
+    """Update an online softmax with log2 logits ``s``, -inf for invalid keys, and values ``v``.
 
     ``sums`` [heads, keys of a tile] is summed over its keys only at the end: a sum over the tile
     would cost a barrier of all warps in every step.
@@ -73,39 +74,39 @@ def softmax_update(s, v, row_max, sums, acc):
 
 @triton.jit
 def natural(x):
-    """A log2 as a natural logarithm."""
+    """Convert a log2 to a natural logarithm."""
     return x * 0.6931471805599453
 
 
 @triton.jit
 def base_2(x):
-    """A natural logarithm as a log2."""
+    """Convert a natural logarithm to a log2."""
     return x * 1.4426950408889634
 
 
 @triton.jit
 def normalised(acc, row_sum, some):
-    """The end of a softmax: the sums of values by the sums of weights, and what was divided by; of
-    rows without ``some`` key ``acc`` as it is, and 1."""
+    """Divide the sums of values by the sums of weights. Return the quotients and the divisors; for
+    rows without ``some`` key, ``acc`` and 1."""
     divisor = tl.where(some, row_sum, 1.0)
     return acc / divisor[:, None], divisor
 
 
 @triton.jit
 def log_sum_exp(row_max, divisor, some):
-    """The natural LSE of weights relative to exp2(``row_max``) that sum to ``divisor``; -inf of
-    rows without ``some`` key. Apart from ``normalised``, since it is stored after the values: made
-    before, it takes registers from them."""
+    """Return the natural LSE of weights that sum to ``divisor`` relative to exp2(``row_max``), or
+    -inf for rows without ``some`` key. It is not a part of ``normalised``, so that it takes no
+    registers until the values are stored."""
     return tl.where(some, natural(row_max + tl.log2(divisor)), float("-inf"))
 
 
 @triton.jit
 def late(q, now, LATE: tl.constexpr):
-    """``q``; when LATE, under a condition that always holds but that the compiler cannot see.
+    """Return ``q``. If LATE, it depends on a condition that always holds, unknown to the compiler.
 
-    Without it q is staged in shared memory before the loop, and the first keys are asked for only
-    after q has arrived: one round trip to memory, which counts where programs are few. With it q
-    is staged again for every tile, which counts where they are many.
+    Without it, q is staged in shared memory before the loop, and the first keys are loaded only
+    after q has arrived. That is a round trip to memory, which matters if programs are few. With it,
+    q is staged again for every tile, which matters if programs are many.
     """
     if LATE:
         q = tl.where(now, q, tl.zeros_like(q))
@@ -135,7 +136,7 @@ def attend_tile(
 ):
     """Load the keys and values at ``offset`` (int64) and take one softmax step with them.
 
-    ``now`` is a condition that holds, for ``late``. Not MASKED: all of ``offset`` are valid.
+    ``now`` is a condition that holds, for ``late``. Without MASKED, all of ``offset`` are valid.
     """
     k = load_tile(k_base, offset, k_sl, valid, D, BLOCK_D, MASKED)
     v = load_tile(v_base, offset, v_sl, valid, DV, BLOCK_DV, MASKED)
@@ -163,7 +164,7 @@ def attend_span(
     MASKED: tl.constexpr,
     LATE: tl.constexpr,
 ):
-    """All keys lo .. hi - 1, tile by tile."""
+    """Attend to the keys lo .. hi - 1, tile by tile."""
     for start in range(lo, hi, BLOCK_L):
         pos = start + tl.arange(0, BLOCK_L)
         row_max, sums, acc = attend_tile(
@@ -231,7 +232,7 @@ def store_share(
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Write the share of a row, one key at least, to slot ``slot`` (int64) of the workspace.
+    """Store the share of a row, at least one key, in ``slot`` (int64) of the workspace.
 
     ``part_ptr`` fp32 [slots, H, DV], normalised; ``plse_ptr`` fp32 [slots, H], log2.
     """

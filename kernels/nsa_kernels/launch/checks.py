@@ -18,10 +18,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 MIN_DIM, MAX_DIM = 16, 256
 MAX_HEADS = (1 << 15) - 1
-"""The most heads: CUDA takes 65,535 programs along the second axis of a grid, and some launches
-have one for each head of keys and of values."""
+"""The most heads. The second axis of a CUDA grid takes 65,535 programs, and some launches need one
+for each head of keys and of values."""
 MAX_TOKENS = 1 << 30
-"""The most tokens, so that what kernels add up to positions is within int32."""
+"""The most tokens, so that sums of positions in kernels fit in int32."""
 MAX_BLOCKS = 1 << 16
 """The most selection blocks of a context."""
 
@@ -33,7 +33,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def kind(x: Any) -> str:
-    """Return how a message names an argument of a wrong dtype or type."""
+    """Return the dtype or type of a wrong argument, for a message."""
     return str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
 
 
@@ -50,7 +50,7 @@ def check_whole(op: str, name: str, value: Any, least: int, most: int | None = N
 
 
 def softmax_scale(op: str, q: torch.Tensor, sm_scale: float | None) -> float:
-    """The factor on q.k: ``sm_scale``, or 1/sqrt(D).
+    """Return the factor on q.k: ``sm_scale``, or 1/sqrt(D).
 
     Raises:
         ValueError: a scale that is not a positive, finite number; a q without a head dim.
@@ -87,7 +87,7 @@ def check_transforms(op: str, *inputs: torch.Tensor) -> None:
 
 def check_first_derivative(op: str) -> None:
     """Raises RuntimeError in a backward that is to be differentiated itself."""
-    if torch.is_grad_enabled():  # create_graph=True: the result would pass for a constant
+    if torch.is_grad_enabled():  # create_graph=True: autograd would take the result for a constant
         raise RuntimeError(
             f"{op}: has no second derivative; take its gradient without create_graph"
         )
@@ -115,7 +115,7 @@ def check_no_backward(op: str, *inputs: torch.Tensor) -> None:
 
 
 def check_no_config(op: str, config: object) -> None:
-    """Raises ValueError for a config that an operator would lose."""
+    """Raises ValueError for a given config if an operator is needed, which cannot take it."""
     require(
         config is None,
         f"{op}: a given config has no backward and no operator; leave it out under torch.compile "
@@ -132,7 +132,7 @@ def check_qkv(
 ) -> None:
     """Check what all ops share: one dtype, one device, head dims in range.
 
-    ``dtypes`` may hold others than the kernels', for which any device will do.
+    ``dtypes`` may include dtypes that no kernel takes. For these, any device is allowed.
 
     Raises:
         TypeError: a dtype that is not among ``dtypes``, or a mix of them.
@@ -167,7 +167,8 @@ def check_qkv(
 
 
 def check_lengths(op: str, name: str, lengths: Any, like: torch.Tensor) -> None:
-    """Raises TypeError or ValueError unless ``lengths`` is int32 [B], one an entry of ``like``."""
+    """Raises TypeError or ValueError unless ``lengths`` is int32 [B], for the B entries of
+    ``like``."""
     if not isinstance(lengths, torch.Tensor) or lengths.dtype != torch.int32:
         raise TypeError(f"{op}: {name} must be an int32 tensor; got {kind(lengths)}")
     require(
@@ -180,8 +181,8 @@ def check_lengths(op: str, name: str, lengths: Any, like: torch.Tensor) -> None:
 def check_block_table(
     op: str, block_table: Any, cache_seqlens: torch.Tensor | None, like: torch.Tensor
 ) -> None:
-    """Raises TypeError or ValueError unless ``block_table`` is int32 [B, n], of the entries of
-    ``like``, and there are lengths."""
+    """Raises TypeError or ValueError unless ``block_table`` is int32 [B, n], for the B entries of
+    ``like``, and lengths are given."""
     if not isinstance(block_table, torch.Tensor) or block_table.dtype != torch.int32:
         raise TypeError(f"{op}: block_table must be an int32 tensor; got {kind(block_table)}")
     require(
@@ -199,7 +200,7 @@ def check_block_table(
 
 
 def check_room(op: str, tokens: int) -> None:
-    """Raises ValueError unless a cache for so many tokens is one that kernels can count."""
+    """Raises ValueError unless kernels can count the tokens of a cache."""
     require(
         1 <= tokens < MAX_TOKENS,
         f"{op}: a cache has room for 1 to {MAX_TOKENS - 1} tokens; got {tokens}",
@@ -207,7 +208,7 @@ def check_room(op: str, tokens: int) -> None:
 
 
 def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
-    """Raises ValueError unless compressed keys and selection blocks are whole strides."""
+    """Raises ValueError unless ``stride`` divides ``block`` and ``block_size``."""
     for name, size in (("block", block), ("stride", stride), ("block_size", block_size)):
         if type(size) is not int or size > MAX_TOKENS:
             check_whole(op, name, size, 1, MAX_TOKENS)

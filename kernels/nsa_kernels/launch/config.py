@@ -1,9 +1,9 @@
 """Launch configurations: a pure function of (device, shape class), never of a measurement.
 
-A table of rules instead of run-time autotuning keeps the first call free of trials and two runs on
-one GPU bit-identical. Sweeps on an H200 gave the rules (notes/rows.md), and other devices change
-their numbers of multiprocessors and shared memory. Tiles that ``python -m nsa_kernels.tune`` wrote
-down have precedence over the rules.
+Rules replace run-time autotuning. So the first call needs no trials, and two runs on one GPU agree
+bit for bit. The rules come from sweeps on an H200 (notes/rows.md). For other devices, they use the
+device's numbers of multiprocessors and bytes of shared memory. Tiles from a file that
+``python -m nsa_kernels.tune`` wrote have precedence over the rules.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .tuned import Tile, tuned_tiles
 class Config:
     """How one kernel is launched.
 
-    ``block_h`` heads and ``block_l`` keys a tile; ``splits`` programs share a row, each taking
-    ``chunk`` keys (0: the kernel derives it on the device); ``head_tiles`` programs cover H. In
-    ``selection_varlen`` ``splits`` is 1 where no row is shared, else 0, by work items of ``chunk``.
-    ``late`` asks for the first keys before q has arrived (``tiles.late``). ``tuned``: the tile is
-    from the file that ``nsa_kernels.tune`` wrote, where it stands under ``shape_class``.
+    A tile has ``block_h`` heads and ``block_l`` keys. ``splits`` programs share a row, and each
+    takes ``chunk`` keys (0: the kernel derives the number on the device). ``head_tiles`` programs
+    cover H. In ``selection_varlen``, ``splits`` is 1 if no row is shared, and 0 with work items of
+    ``chunk`` keys. ``late`` loads the first keys before q has arrived (``tiles.late``). ``tuned``:
+    the tile is the one for ``shape_class`` in the file that ``nsa_kernels.tune`` wrote.
     """
 
     block_h: int
@@ -52,7 +52,7 @@ def check_heads(op: str, config: Config, h: int) -> None:
 
 
 def check_chunks(op: str, splits: int, chunk: int, tile: int, length: int) -> None:
-    """Raises ValueError for given shares of a row that leave out, or repeat, some of its keys."""
+    """Raises ValueError for given shares of a row that leave out or repeat some of its keys."""
     require(
         chunk >= tile > 0 and chunk % tile == 0 and splits == max(cdiv(length, chunk), 1),
         f"{op}: {splits} shares of {chunk} keys, in tiles of {tile}, are not for rows of {length} "
@@ -63,7 +63,7 @@ def check_chunks(op: str, splits: int, chunk: int, tile: int, length: int) -> No
 def shared_estimate(
     block_h: int, block_l: int, block_d: int, block_dv: int, itemsize: int, stages: int
 ) -> int:
-    """Upper estimate of a program's shared memory in bytes: pipelined K and V tiles, q and p."""
+    """Return an upper estimate of a program's shared memory in bytes: stages of K and V, q, p."""
     tile = block_l * (block_d + block_dv) * itemsize
     return tile * max(stages, 1) + block_h * (block_d + block_l + block_dv) * max(itemsize, 4)
 
@@ -71,7 +71,7 @@ def shared_estimate(
 def fit_tile(
     h: int, d: int, dv: int, itemsize: int, device: Device, tile: Tile
 ) -> tuple[int, int, int, int]:
-    """(block_h, block_l, num_warps, num_stages): ``tile`` shrunk until it fits the device."""
+    """Return (block_h, block_l, num_warps, num_stages) of ``tile``, shrunk to fit the device."""
     block_l, warps, stages = tile
     block_h = min(max(16, next_power_of_2(h)), 64)
     block_d, block_dv = next_power_of_2(d), next_power_of_2(dv)
@@ -98,18 +98,18 @@ def fit_tile(
 
 
 RULE = "rule"
-"""Asks for the rule's tile, whatever was tuned."""
+"""Choose the tile of the rule, and not a tuned tile."""
 Given = Tile | Literal["rule"] | None
-"""A tile, or RULE; None: the tuned one, else the rule's."""
+"""A tile, or RULE. None: the tuned tile, or without one the tile of the rule."""
 
 
 def crowd_of(programs: int, processors: int) -> str:
-    """How many programs a multiprocessor has: some (up to four), or many."""
+    """Name the number of programs for each multiprocessor: some (up to four), or many."""
     return "some" if programs <= 4 * processors else "many"
 
 
 def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
-    """The name of a shape class: what a tile is chosen by. ``length``: keys of a program, about."""
+    """Return the name of a shape class, which decides the tile. ``length``: keys of a program."""
     reach = min(max(next_power_of_2(length), 64), 2048)
     return f"{op}-{crowd}-{'narrow' if narrow else 'wide'}-{reach}"
 
@@ -117,7 +117,7 @@ def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
 def class_tile(
     name: str, rule: Tile, itemsize: int, device: torch.device, given: Given
 ) -> tuple[Tile, bool]:
-    """The tile given, else the tuned one of the class, else the rule's; whether it was tuned."""
+    """Return the given tile, else the tuned one, else the rule's, and whether it was tuned."""
     if isinstance(given, tuple):
         return given, False
     tuned_tile = tuned_tiles(device).get(name) if given is None and itemsize == 2 else None

@@ -1,4 +1,4 @@
-"""Tensors as rows of which a kernel in Gluon copies boxes, by TMA."""
+"""Descriptors of tensors, from which a kernel in Gluon copies boxes of rows by TMA."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 
 def in_rows(x: torch.Tensor) -> bool:
-    """Whether a token of x [B, T, H, D] is a row: its heads follow one another, and it begins where
-    TMA can copy."""
+    """Return whether TMA can copy a token of x [B, T, H, D] as a row: its heads are adjacent, and
+    its address is aligned."""
     heads_in_a_row = x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) == x.shape[3])
     steps = (x.stride(0) if x.shape[0] > 1 else 0, x.stride(1))
     aligned = x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
@@ -17,8 +17,8 @@ def in_rows(x: torch.Tensor) -> bool:
 
 
 def heads_in_rows(x: torch.Tensor) -> bool:
-    """Whether each head of x [N, H, D] is a row: a token is so many rows behind the one before, and
-    rows begin where TMA can copy."""
+    """Return whether TMA can copy each head of x [N, H, D] as a row: tokens are a whole number of
+    rows apart, and rows are aligned."""
     step_t, step_h, step_d = x.stride()
     aligned = x.data_ptr() % 16 == 0 and step_h * x.element_size() % 16 == 0
     return step_d == 1 and step_h >= x.shape[2] and step_t % step_h == 0 and aligned
@@ -26,11 +26,11 @@ def heads_in_rows(x: torch.Tensor) -> bool:
 
 def describe(x: torch.Tensor, shape: tuple[int, int], row: int, box: tuple[int, int]) -> Any:
     """Return the descriptor of rows that begin ``row`` elements apart, copied by boxes of rows and
-    columns. A copy reads 0 behind the rows."""
+    columns. A copy reads 0 after the last row."""
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    # As tensor cores read it from shared memory: rows of 128 bytes, their parts in turn.
+    # The layout that tensor cores read from shared memory: swizzled rows of 128 bytes.
     layout = NVMMASharedLayout(128, 8 * x.element_size(), 2)
     return TensorDescriptor(x, list(shape), [row, 1], list(box), layout)
 

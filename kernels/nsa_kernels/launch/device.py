@@ -33,7 +33,7 @@ def device_limits(device: torch.device) -> Device:
     if device.type != "cuda":
         return CPU_LIMITS
     props = torch.cuda.get_device_properties(device)
-    # torch < 2.6 does not report the opt-in limit; the smallest of all supported GPUs is safe.
+    # torch < 2.6 does not report this limit. The smallest limit of all supported GPUs is safe.
     shared = int(getattr(props, "shared_memory_per_block_optin", 99 * 1024))
     return Device(processors=props.multi_processor_count, shared_bytes=shared)
 
@@ -111,10 +111,11 @@ def _describe_failure(name: str, index: int, error: Exception) -> str:
 
 
 def normalised(x: Any) -> Any:
-    """Return ``x`` as kernels take it, a copy where it must be: no negative view, and the elements
-    of its last dimension next to each other.
+    """Return ``x``, or a copy that kernels can take: not a negative view, and contiguous in its
+    last dimension.
 
-    Torch keeps the minus of a negative view (``z.conj().imag``) as a bit that kernels do not see.
+    Torch keeps the minus sign of a negative view (``z.conj().imag``) as a bit that kernels do not
+    see.
     """
     if not isinstance(x, torch.Tensor):
         return x

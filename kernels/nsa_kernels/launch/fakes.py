@@ -1,4 +1,4 @@
-"""What operators return, for tracing without data: shapes that several of them share."""
+"""Empty results of operators, for tracing without data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 def gradients(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk, dv of any backward: contiguous, shaped like q, k and v."""
+    """Return dq, dk, dv of a backward: contiguous, with the shapes of q, k and v."""
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def rows_results(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [..., Dv] and lse [...] of q [..., D]."""
+    """Return out [..., Dv] and lse [...] for q [..., D]."""
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
@@ -25,6 +25,6 @@ def rows_results(
 def band_results(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [B,T,HQ,Dv] and lse [B,HQ,T] of attention under a band."""
+    """Return out [B,T,HQ,Dv] and lse [B,HQ,T] of attention under a band."""
     b, t, hq, _ = q.shape
     return q.new_empty((b, t, hq, v.shape[3])), q.new_empty((b, hq, t), dtype=torch.float32)

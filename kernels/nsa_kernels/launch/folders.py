@@ -1,4 +1,4 @@
-"""Where the library keeps files between processes."""
+"""The folder where the library keeps files between processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ CACHE_VARIABLE = "NSA_KERNELS_CACHE"
 
 
 def cache_folder() -> Path:
-    """The folder that NSA_KERNELS_CACHE names, else ``nsa_kernels`` in the user's cache folder."""
+    """Return the folder that NSA_KERNELS_CACHE names, else ``nsa_kernels`` in the user's cache
+    folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given)

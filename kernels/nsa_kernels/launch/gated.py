@@ -9,11 +9,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """Data of the sum that replace the gradient and the output of the branch, row by row.
+    """What the backward of a branch needs from a gated sum, besides the sum's gradient.
 
-    - ``gate`` float32, the factor of the branch, in the layout of the branch's LSE;
-    - ``rest`` float32, likewise, the gate's gradient: the sum over Dv of output times gradient;
-    - ``dq``, contiguous, to which this branch's dq is added; None: this branch is the first.
+    - ``gate`` float32: the factor of the branch, in the layout of the branch's LSE;
+    - ``rest`` float32: the gate's gradient in this layout, the sum over Dv of output times
+    gradient;
+    - ``dq``, contiguous: this branch adds its dq to it. None: this branch is the first.
     """
 
     gate: torch.Tensor

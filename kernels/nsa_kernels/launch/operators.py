@@ -1,4 +1,4 @@
-"""Operators of torch, which tracing sees as one call each."""
+"""Custom operators of torch, each of which is one call for a tracer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .mode import traced
 
 
 def operator(name: str, call: Callable[..., Any] | None = None) -> Any:
-    """``torch.library.custom_op`` of a call that writes to none of its arguments; without the call,
-    a decorator for it.
+    """Make a ``torch.library.custom_op`` of a call that writes to none of its arguments. Without
+    the call, return a decorator.
 
     The annotations become the schema. They are resolved here, because torch 2.4 does not read
     annotations that are strings.
@@ -32,7 +32,7 @@ class Differentiable:
 
     Args:
         name: of the operator; ``NAME_backward`` is the other one.
-        launch, backward: of tensors and numbers; they return a tensor or a tuple of them.
+        launch, backward: functions of tensors and numbers, which return a tensor or a tuple.
         keep: keep(ctx, inputs, output) saves what the backward needs.
         differentiate: differentiate(ctx, backward, *gradients) returns the gradients of all inputs.
             It calls the backward that it is given.
@@ -74,7 +74,7 @@ class Differentiable:
         """Make the call by the operator, by autograd, or as launches alone."""
         if traced(arguments[0]):
             return self.operator(*arguments)
-        # The launch refuses tensors of torch.func, by a sentence that says what to do.
+        # The launch refuses tensors of torch.func, with a message that says what to do.
         if wants_gradient(*arguments) and not torch._C._are_functorch_transforms_active():
             return self.eager(*arguments)
         return self.launch(*arguments)

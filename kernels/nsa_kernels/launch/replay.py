@@ -46,7 +46,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 VARIABLE = "NSA_KERNELS_LAUNCH"
-"""The value ``triton`` turns replaying off."""
+"""Set to ``triton``, it turns replaying off."""
 ENABLED: bool = os.environ.get(VARIABLE) != "triton" and (
     INTERPRETED
     or (
@@ -57,17 +57,17 @@ ENABLED: bool = os.environ.get(VARIABLE) != "triton" and (
     )
 )
 TAKES_CONSTANTS: bool = TRITON_VERSION >= (3, 3, 0)
-"""Whether compiled kernels also take their constants."""
+"""Whether compiled kernels also take their constants as arguments."""
 MOST_PROGRAMS = 1024
-"""Programs that a function keeps; the oldest goes first."""
+"""Programs that a function keeps before it drops the oldest."""
 MOST_SEEN = 256
-"""Signatures that a function remembers without a program; the oldest goes first."""
+"""Signatures without a program that a function keeps before it drops the oldest."""
 MOST_DESCRIPTORS = 256
-"""Remembered for each described tensor of a launch."""
+"""Descriptors that are kept for each tensor of a launch."""
 DESCRIPTION = frozenset(("swizzle", "elem_size", "elem_type", "block_size"))
-"""What Triton must say of a descriptor, so that it can be made without Triton's launcher."""
+"""What Triton must provide, so that a descriptor can be made without its launcher."""
 ALIGNMENT = 256
-"""Bytes, of the parts of a workspace."""
+"""Bytes to which the parts of a workspace are aligned."""
 
 _ALLOCATIONS = ("empty", "empty_like", "empty_strided")
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -86,7 +86,7 @@ def undisturbed() -> bool:
         return hooks is None and os.environ.get("TRITON_DEBUG", "0") != "1"
     runtime = triton.knobs.runtime
     return not (
-        # A chain of hooks, empty or not; before 3.5 one hook or None.
+        # From Triton 3.5 a chain of hooks, which may be empty; before, one hook or None.
         getattr(runtime.launch_enter_hook, "calls", runtime.launch_enter_hook)
         or getattr(runtime.launch_exit_hook, "calls", runtime.launch_exit_hook)
         or runtime.debug
@@ -133,7 +133,7 @@ def replayed(function: Callable[P, T]) -> Callable[P, T]:
                 key.append(x)
             else:
                 return plain(*args, **kwargs)
-        # Tensors of torch begin at multiples of 512 bytes: most calls are aligned.
+        # Torch allocates at multiples of 512 bytes, so most calls are aligned.
         key.append(None if low & 15 == 0 else tuple([x & 15 for x in addresses]))
         signature = tuple(key)
         program = programs.get(signature)
@@ -168,8 +168,8 @@ def _keep(entries: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> No
 
 
 class Place(NamedTuple):
-    """Where a tensor is: a memory (the inputs come first, then what was allocated), the bytes
-    before the tensor, and its layout.
+    """Where a tensor is: the number of its memory (inputs first, then allocations), its offset in
+    bytes, and its layout.
 
     ``described``: shape and strides of the descriptor (``launch.descriptors``) that a kernel takes
     instead of a pointer.
@@ -183,7 +183,7 @@ class Place(NamedTuple):
     described: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def fills(self, room: int) -> bool:
-        """Whether the tensor is all of a memory of ``room`` bytes."""
+        """Return whether the tensor fills a memory of ``room`` bytes."""
         steps = zip(self.size, self.stride, strict=True)
         extent = 0 if 0 in self.size else 1 + sum((n - 1) * step for n, step in steps)
         return self.offset == 0 and extent * self.dtype.itemsize == room
@@ -197,7 +197,7 @@ class Place(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Address during the recording, bytes, and device."""
+    """The address during the recording, the size in bytes, and the device."""
 
     start: int
     bytes: int
@@ -318,13 +318,13 @@ def record(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Pr
     for x in args:
         if isinstance(x, torch.Tensor):
             storage = x.untyped_storage()._cdata
-            # A pointer must belong to one input, also if q, k and v are parts of one tensor.
+            # Each pointer must belong to one input, even if q, k and v are parts of one tensor.
             own.append(_rewrap(x) if storage in storages else x)
             storages.add(storage)
         else:
             own.append(x)
     recorder = Recorder([x for x in own if isinstance(x, torch.Tensor)])
-    # Tensors made in inference mode do not count what is written to them.
+    # Tensors of inference mode have no version counter.
     with torch.inference_mode(False), torch.no_grad(), recorder.noting():
         result = function(*own)
     several = isinstance(result, tuple)
@@ -417,14 +417,14 @@ class Program:
             partial(torch.empty_strided, size, stride, dtype=dtype, device=device)
             for size, stride, dtype in layouts
         ]
-        # Values that launches take: the addresses of the memories, addresses within them, others.
+        # What launches take: addresses of memories, addresses within them, other values.
         self._inner: dict[tuple[int, int], int] = {}
         first = inputs + len(self._rooms)
         for launch in self.launches:
             for x in launch.places.values():
                 if x.offset:
                     self._inner.setdefault((x.memory, x.offset), first + len(self._inner))
-        # Lists of Triton's, which later hooks are added to.
+        # These lists belong to Triton, which adds later hooks to them.
         self._hooks = [getattr(x.kernel, "pre_run_hooks", ()) for x in self.launches]
         self._constants: list[Any] = []
         self._calls = [] if INTERPRETED else [self._prepare(x) for x in self.launches]
@@ -440,7 +440,7 @@ class Program:
         return results if self._several else results[0]
 
     def is_hooked(self) -> bool:
-        """Return whether a hook is to see a launch before it runs."""
+        """Return whether a hook wants to see launches."""
         return any(self._hooks)
 
     def allocate(self) -> list[torch.Tensor]:
@@ -488,12 +488,12 @@ class Program:
                 else None
                 for x in given
             ]
-            # Triton makes all descriptors anew in each launch, in a function around its launcher.
+            # Triton wraps its launcher in a function that makes all descriptors again.
             inner = inspect.getclosurevars(run.launch).nonlocals["launcher"]
             run = copy.copy(run)
             run.launch = inner
             pick = partial(_pick_described, pick, makers)
-        # Metadata for hooks, and the hooks: none.
+        # No metadata for hooks, and no hooks.
         fixed = (compiled.function, compiled.packed_metadata, None, None, None)
         return run, (*grid, 1, 1)[:3], fixed, pick
 

@@ -15,14 +15,14 @@ from .device import dependent_launch, launch_options
 from .sizes import cdiv, next_power_of_2
 
 MANY_PROGRAMS = 1024
-"""A merge of up to so many programs gives each one row."""
+"""Up to this number of programs, each program of a merge takes one row."""
 
 
 class Shares(NamedTuple):
     """Results of the first launch of a split call, to be merged if ``splits`` is over 1.
 
-    Rows of which one program saw all keys are in ``out`` and ``lse`` already. part, plse:
-    ``workspace``. table: as ``merge`` takes it.
+    Rows that one program computed alone are already in ``out`` and ``lse``. ``part`` and ``plse``
+    are a ``workspace``. ``table``: see ``merge``.
     """
 
     out: torch.Tensor
@@ -36,7 +36,7 @@ class Shares(NamedTuple):
 def workspace(
     like: torch.Tensor, slots: int, heads: int, dv: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uninitialised fp32 shares [slots, heads, dv] and their log2 LSEs [slots, heads], flat."""
+    """Allocate flat fp32 shares [slots, heads, dv] and log2 LSEs [slots, heads]."""
     buffer = torch.empty((slots * heads * (dv + 1),), dtype=torch.float32, device=like.device)
     edge = slots * heads * dv
     return buffer[:edge], buffer[edge:]
@@ -56,18 +56,18 @@ def merge(
 
     Args:
         table: int32 [rows, 2], first slot and number of shares of each row, written by the first
-            launch; None when every row has ``n_slots`` shares, row after row.
-        n_slots: shares of each row, or how many a row is expected to have at most.
-        slots: how many the workspace has; needed with a table.
-        paged: whether shares may be of keys that no page holds (``jit.pages``).
+            launch. None: each row has ``n_slots`` shares, in the order of rows.
+        n_slots: shares of each row, or with a table the most that are expected.
+        slots: all slots of the workspace; needed with a table.
+        paged: whether all keys of a share may be absent (``jit.pages``).
     """
     h, dv = out.shape[-2:]
     block_dv = next_power_of_2(dv)
-    # At most 128 registers a thread of one warp pair for the tile of shares.
+    # A tile of shares takes at most 128 registers of each thread of two warps.
     block_s = max(2, min(next_power_of_2(n_slots), 8192 // block_dv))
     n_rows = lse.numel() // h
     pdl = dependent_launch(out.device)
-    # With a table most rows of a large call were not split; a program looks at several at once.
+    # In a large call with a table, most rows are not split, so a program takes several.
     rows = 1 if table is None else max(1, min(16, next_power_of_2(n_rows * h // MANY_PROGRAMS)))
     merge_kernel[(cdiv(n_rows, rows), h)](
         *(out, lse, part, plse, lse if table is None else table),
@@ -88,8 +88,8 @@ def merge(
 def room_for_shares(
     dk: torch.Tensor, dv: torch.Tensor, shares: int
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Where the first share of dk and of dv goes, and how many elements behind it the next: one
-    share is the gradient, more are float32, for ``add_shares``."""
+    """Return room for the shares of dk and of dv, and the elements from one share to the next. One
+    share is the gradient itself. Several are float32, for ``add_shares``."""
     stride = dk.numel() + dv.numel()
     if shares == 1:
         return dk, dv, stride

@@ -1,4 +1,4 @@
-"""Small arithmetic of launches."""
+"""Arithmetic for launches: powers of two, batches, strides."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ GRID = 65_535
 
 
 def scale_log2(sm_scale: float | None, head_dim: int) -> float:
-    """The factor that turns q.k into log2-domain logits; the default scale is 1/sqrt(D)."""
+    """Return the factor from q.k to log2 logits. The default scale is 1/sqrt(D)."""
     return (1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)) * LOG2_E
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is >= n (1 for n <= 1)."""
+    """Return the smallest power of two that is >= n (1 for n <= 1)."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def cdiv(a: int, b: int) -> int:
-    """Ceiling division of non-negative integers."""
+    """Divide non-negative integers, and round up."""
     return -(-a // b)
 
 
 def batches(entries: int, programs: int) -> Iterator[slice]:
-    """Yield slices of a batch, each for a launch with so many ``programs`` an entry along an axis
-    of its grid that takes GRID.
+    """Yield slices of a batch whose entries each need ``programs`` along a grid axis of at most
+    GRID.
 
     Raises:
-        ValueError: an entry alone has more.
+        ValueError: one entry needs more than GRID.
     """
     require(programs <= GRID, f"at most {GRID} key heads an entry of the batch; got {programs}")
     at_once = max(1, GRID // max(1, programs))
@@ -43,13 +43,13 @@ def batches(entries: int, programs: int) -> Iterator[slice]:
 
 
 def head_dims(d: int, dv: int) -> dict[str, int]:
-    """The constants of a kernel that are head dims: of q and k, of v, and padded."""
+    """Return the head dims of q and k, and of v, as constants of a kernel, also padded."""
     return {"D": d, "DV": dv, "BLOCK_D": next_power_of_2(d), "BLOCK_DV": next_power_of_2(dv)}
 
 
 def strides(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of ``tensors``, one after another, without the last of each, which is 1:
-    ``launch.device.normalised`` sees to that."""
+    """Return the strides of all ``tensors`` without the last of each, which is always 1
+    (``launch.device.normalised``)."""
     flat: tuple[int, ...] = ()
     for x in tensors:
         flat += x.stride()[:-1]

@@ -1,7 +1,7 @@
-"""Tiles that were measured to be best on a GPU: a file that ``nsa_kernels.tune`` writes, read once.
+"""Read and write the tiles that ``nsa_kernels.tune`` found best on a GPU.
 
-One file a GPU model and Triton version, in ``tuned`` of the cache folder; without it the rules of
-``config`` hold.
+There is one file for each GPU model and Triton version, in ``tuned`` of the cache folder. It is
+read once. Without it, the rules of ``config`` apply.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Tile = tuple[int, int, int]
 
 
 def tuned_file(gpu: str) -> Path:
-    """Where the tiles for a GPU model and this Triton are."""
+    """Return the path of the file for a GPU model and this Triton."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu}-triton{triton.__version__}")
     return cache_folder() / "tuned" / f"{name}.json"
 
 
 @functools.cache
 def tuned_tiles(device: torch.device) -> Mapping[str, Tile]:
-    """The tuned tile of each shape class on a device; empty where nothing was tuned.
+    """Return the tuned tile of each shape class on a device; empty if nothing was tuned.
 
     Raises:
         ValueError: the file does not hold tiles.
@@ -47,7 +47,7 @@ def tuned_tiles(device: torch.device) -> Mapping[str, Tile]:
 
 
 def parse(text: str, path: Path) -> dict[str, Tile]:
-    """The tiles in a file's text. Raises ``ValueError`` that names the path."""
+    """Return the tiles in the text of a file. Raises ``ValueError`` that names its path."""
     try:
         entries = json.loads(text)["tiles"].items()
         tiles = {name: (int(a), int(b), int(c)) for name, (a, b, c) in entries}
@@ -67,7 +67,7 @@ def parse(text: str, path: Path) -> dict[str, Tile]:
 
 
 def write(gpu: str, tiles: Mapping[str, Tile]) -> Path:
-    """Write the tiles of a GPU; a reader sees the whole file or the one before."""
+    """Write the tiles of a GPU. A reader sees the whole new file or the old one."""
     path = tuned_file(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"gpu": gpu, "triton": triton.__version__, "tiles": dict(sorted(tiles.items()))}

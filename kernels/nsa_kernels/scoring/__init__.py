@@ -1,4 +1,4 @@
-"""Which blocks are worth selecting: block scores, and the best n of them."""
+"""Score blocks of keys, and select the n best."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def compressed_attention_with_scores(
 
 @dataclass(frozen=True, slots=True)
 class ScoreTiles:
-    """Queries and compressed keys a program looks at together, and how it is launched."""
+    """Queries and compressed keys of a tile, and how the program is launched."""
 
     queries: int
     keys: int
@@ -63,7 +63,7 @@ class ScoreTiles:
 
 
 PADDED = 16
-"""The fewest blocks of a tile: what the tensor cores take."""
+"""The fewest blocks of a tile, as the tensor cores need them."""
 
 
 def _tiles(q: torch.Tensor) -> ScoreTiles:
@@ -87,7 +87,7 @@ def block_scores(
     behind: Behind | None = None,
     tokens: int = 0,
 ) -> torch.Tensor:
-    """float32 [B, T, H, ceil(T / block_size)], 0 where a query sees no key of a block.
+    """Return float32 [B, T, H, ceil(T / block_size)], 0 if a query sees no key of a block.
 
     Args:
         q: [B, T, HQ, D]. k: compressed keys [B, N, H, D].
@@ -95,8 +95,8 @@ def block_scores(
         band: without a window; its stride divides ``block_size`` and its block.
         cu_seqlens, cu_keys: int32 [sequences + 1], of sequences packed in B = 1 and of their
             compressed keys; blocks are counted from the beginning of a query's sequence.
-        visible: blocks that begin behind a query may be left unwritten.
-        behind: the queries are the last of so many ``tokens``, whose blocks are scored.
+        visible: blocks that begin after a query may be left unwritten.
+        behind: the queries are the last of all ``tokens``, whose blocks are scored.
     """
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]
@@ -113,7 +113,7 @@ def block_scores(
     tiles = tiles or _tiles(q)
     span, reach = block_size // band.stride, band.block // band.stride
     blocks, chunks = (tiles.keys - reach + 1) // span, 1
-    if blocks < 1:  # keys of a block that are walked one tile after another
+    if blocks < 1:  # more keys in a block than in a tile
         blocks = PADDED
         chunks = cdiv(blocks * span + reach - 1, tiles.keys)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1

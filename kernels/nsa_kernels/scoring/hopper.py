@@ -14,27 +14,26 @@ from ..launch.sizes import LOG2_E, cdiv
 ROWS = 64
 """Queries of a piece of work, and tokens of a block."""
 PAIR = 62
-"""Blocks of a piece of work: 31 of each of two tiles of keys."""
+"""Blocks of a piece of work: 31 from each of two tiles of keys."""
 PARTS, PART, PANEL = 4, 32, 64
-"""Keys are copied as the first, second, third and fourth of blocks, 32 of them and 64 columns at a
-time."""
+"""Boxes of keys: 32 keys with the same place in their blocks, by 64 columns."""
 Q_SLOTS = 4
-"""Queries of so many heads are in shared memory at once."""
+"""The number of heads whose queries are in shared memory at once."""
 REGISTERS = 240
-"""Of a thread that scores. The rest of 64 Ki is for the one warp that copies."""
+"""Registers of a thread that scores. The rest of 64 Ki is left to the copying warp."""
 HEAD_DIM, BLOCK, STRIDE = 128, 32, 16
 LEAST_PIECES = 2
-"""A multiprocessor, of a batch, since each is a launch: as many as 4096 tokens with 4 key heads
-have. Measured was from three times as many on, 8192 tokens; smaller tiles of the other kernel are
-spread more evenly."""
+"""The fewest pieces of work of a batch entry for each multiprocessor: those of 4,096 tokens and 4
+key heads. It was measured from 8,192 tokens, with three times as many. With fewer, the other kernel
+is faster, since its tiles are smaller and spread more evenly."""
 LEAST_KEYS = PARTS
-"""So that each part has one."""
+"""The fewest keys, so that each part has one."""
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
-    """Return whether the kernel for Hopper scores the blocks: enough q [B,T,HQ,D], k [B,N,H,D].
+    """Return whether the kernel for Hopper scores blocks for q [B,T,HQ,D] and k [B,N,H,D].
 
-    They have 16 bits, D = 128, an even group, the heads of a token in a row, blocks as in the
+    It needs enough of them, 16 bits, D = 128, an even group, adjacent heads, the block sizes of the
     paper, and no packed sequences.
     """
     t, hq = q.shape[1:3]
@@ -54,14 +53,14 @@ def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
 
 
 def pieces_of(t: int, h: int) -> int:
-    """Count pieces of work: the query tiles 62g to 62g + 61 see g + 1 pairs of key tiles each."""
+    """Count pieces of work. Each query tile from 62g to 62g + 61 sees g + 1 pairs of key tiles."""
     tiles = cdiv(t, ROWS)
     g = (tiles - 1) // PAIR
     return h * (PAIR * (g * (g + 1) // 2) + (tiles - PAIR * g) * (g + 1))
 
 
 def _describe_keys(k: torch.Tensor, part: int) -> Any:
-    """Describe of one batch [N, H, D] the keys ``part``, ``part`` + 4, ... as rows."""
+    """Describe the keys ``part``, ``part`` + 4, ... of one batch entry [N, H, D] as rows."""
     n, h, d = k.shape
     rows = cdiv(n - part, PARTS)
     return describe(k[part:], (rows, h * d), PARTS * k.stride(0), (PART, PANEL))
@@ -74,9 +73,10 @@ def launch_scores(
     scores: torch.Tensor,
     sm_scale: float,
 ) -> None:
-    """Fill what is visible of scores [B,T,H,ceil(T / 64)], one launch a batch; lse [B,HQ,T]. Blocks
-    that begin behind a query are not written: to have zeros there, clear first."""
-    from .kernels.hopper import block_scores_hopper_kernel  # not with every Triton
+    """Fill the visible scores [B,T,H,ceil(T / 64)], by one launch for each batch entry; lse is
+    [B,HQ,T]. Blocks that begin after a query are not written, so clear first to have zeros
+    there."""
+    from .kernels.hopper import block_scores_hopper_kernel  # some Tritons cannot import it
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]

@@ -1,4 +1,4 @@
-"""Block scores and the choice by them as the paper has them (arXiv 2502.11089, section 3.3.2)."""
+"""Block scores and selection as the paper defines them (arXiv 2502.11089, section 3.3.2)."""
 
 from __future__ import annotations
 
@@ -45,20 +45,21 @@ def naive_select_blocks(
     first_position: int = 0,
     local: int = LOCAL_BLOCKS,
 ) -> torch.Tensor:
-    """Equation 11: the blocks of the ``count`` highest ``scores`` [B, T, H, n_blocks], the first
-    block and the ``local`` last ones before all others, of equal ones the lowest index. Scores
-    that are negative or NaN count as 0.
+    """Return the blocks of the ``count`` highest ``scores`` [B, T, H, n_blocks] (equation 11).
+
+    The first block and the last ``local`` ones come first. Among equal scores, the lowest index is
+    chosen. Negative scores and NaN count as 0.
 
     Returns:
-        int64 [B, T, H, min(count, n_blocks)], in the order of the choice; -1 where a query has
+        int64 [B, T, H, min(count, n_blocks)], in the order of choice; -1 where a query has
         fewer blocks.
     """
     position = first_position + torch.arange(scores.shape[1], device=scores.device)
     own = (position // block_size)[:, None, None]
     block = torch.arange(scores.shape[3], device=scores.device)
     forced = (block == 0) | (block > own - local)
-    # Sorted by score, then by rank, which leaves blocks of one rank in their order: 0 for what is
-    # forced, 2 for what begins behind the query.
+    # Sort by score, then stably by rank: 0 for forced blocks, 2 for blocks that begin after the
+    # query, 1 for all others.
     weight = torch.where((scores > 0) & ~forced, scores, 0)
     order = weight.argsort(dim=-1, descending=True, stable=True)
     rank = torch.where(block > own, 2, torch.where(forced, 0, 1)).expand(scores.shape)

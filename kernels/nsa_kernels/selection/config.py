@@ -1,4 +1,4 @@
-"""The configuration that a call of rows, packed rows or ranges would be launched with."""
+"""Look up the launch configuration of a call of rows, packed rows or ranges."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def chosen_config(
     *,
     longest: int | None = None,
 ) -> Config:
-    """The configuration that ``op`` would launch with on these tensors: for its ``config``, or for
-    a record of it.
+    """Return the configuration with which ``op`` would be launched on these tensors, to record it
+    or to pass it as ``config``.
 
     Args:
         op: "selection_rows", "selection_varlen" or "selection_ranges".
         q, k, v: as the op takes them.
         extra: cu_seqlens or ranges, for the ops that take one.
-        longest: as the op's max_seqlen or selected_len.
+        longest: the op's max_seqlen or selected_len.
 
     Raises:
         ValueError: an unknown op.

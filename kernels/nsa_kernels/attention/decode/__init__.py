@@ -1,4 +1,4 @@
-"""One token with a cache: the branches of a decode step, alone and as one chain of launches."""
+"""Decode one token with a cache: each branch alone, or all in one chain of launches."""
 
 from __future__ import annotations
 

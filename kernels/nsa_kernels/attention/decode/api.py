@@ -1,4 +1,4 @@
-"""``decode_step``: one decoded token of NSA against its caches, three branches and their gated sum.
+"""``decode_step``: NSA for one token and its caches, with three branches and their gated sum.
 
 Nothing is read back on the host.
 """
@@ -84,7 +84,7 @@ def decode_step(
     window: int = 512,
     sm_scale: float | None = None,
 ) -> torch.Tensor:
-    """Native sparse attention of one token, the last of its cache (arXiv 2502.11089, section 3).
+    """Compute NSA for the last token of each cache (arXiv 2502.11089, section 3).
 
     Args:
         q: [B, HQ, D], float16, bfloat16 or float32.
@@ -92,11 +92,10 @@ def decode_step(
         k_cmp, v_cmp: compressed keys and values that are complete, [B, H, Nc, D] and
             [B, H, Nc, Dv]; Nc may be 0.
         gates: [B, HQ, 3], of compression, selection, window.
-        cache_seqlens: int32 [B], tokens of each entry, the token's own key and value at one less;
-            S and Nc are then what there is room for. Its values stay on the device, so that one
-            CUDA graph serves all steps of a generation. An entry of 0 tokens gives 0, and more
-            than S count as S: of k_cmp no more is read than S tokens complete. None: all entries
-            have S tokens and Nc compressed keys.
+        cache_seqlens: int32 [B], the tokens of each entry; S and Nc are then capacities. The
+            query is the last of these tokens. The values stay on the device, so that one CUDA graph
+            serves all steps of a generation. An entry of 0 tokens gives 0. More than S tokens count
+            as S. None: all entries have S tokens and Nc compressed keys.
         block_table: int32 [B, n], with ``cache_seqlens``: the cache of keys and values is paged.
             k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides. Tokens
             i * page up to (i + 1) * page of an entry are in page block_table[entry, i]. S is then
@@ -116,7 +115,7 @@ def decode_step(
     """
     attend = _checked_step if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)
-    gates = gates.contiguous()  # a copy within would keep the launches from being replayed
+    gates = gates.contiguous()  # a copy inside would prevent replays
     return attend(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, sm_scale)
 
 
@@ -179,7 +178,7 @@ def _step(
     if cache_seqlens is not None:
         check_lengths("decode_step", "cache_seqlens", cache_seqlens, q)
         cache_seqlens = cache_seqlens.contiguous()
-    # Beyond int32, what kernels add to a window would wrap round.
+    # A larger window would overflow int32 in kernels.
     window = min(window, room)
     sizes = (block, stride, block_size, n_selected, window)
     return launch_step(q, k, v, k_cmp, v_cmp, gates, *sizes, sm_scale, cache_seqlens, block_table)

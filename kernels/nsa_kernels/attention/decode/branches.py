@@ -1,7 +1,8 @@
 """The branches of one decoded token, each alone, and their gated sum.
 
-Caches are stored head by head, [B, H, tokens, D]. So each branch reads one consecutive stretch (or
-n of them) a head, in place, by the kernels for rows and spans. Nothing is read back on the host.
+Caches are stored head by head, [B, H, tokens, D]. So for each head, a branch reads one consecutive
+span of the cache, or n spans, in place. The kernels for rows and spans do that. Nothing is read
+back on the host.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from .scores import launch_scores
 
 
 def check_groups(op: str, hq: int, h: int) -> None:
-    require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
+    require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are not a multiple of H={h}")
 
 
 def _check_cache(
@@ -58,7 +59,7 @@ def _check_cache(
 def _rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each head of k, v [B,H,L,...] a row, checked: out [B,HQ,Dv] and lse [B,HQ]."""
+    """Check the inputs, and attend to k, v [B,H,L,...] with each head as a row."""
     b, hq, d = q.shape
     h = k.shape[1]
     out, lse = selection_rows(
@@ -80,15 +81,15 @@ def decode_compressed(
     """The compression branch: q [B,HQ,D] over the keys of k_cmp, v_cmp [B,H,Nc,...].
 
     Args:
-        cache_seqlens: int32 [B], tokens of each entry: it sees the keys that these complete, at
-            most Nc. Its values stay on the device. None: an entry sees all keys.
-        block, stride: tokens of a compressed key, and from one to the next; they count with
-            ``cache_seqlens`` only.
+        cache_seqlens: int32 [B], the tokens of each entry, which sees the keys that they complete,
+            at most Nc. Its values stay on the device. None: an entry sees all keys.
+        block, stride: tokens of a compressed key, and tokens from one key to the next; used only
+            with ``cache_seqlens``.
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf of an entry that sees no key.
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf for an entry that sees no key.
     Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens of another dtype,
-    shape or device. Batches and heads of a cache must be one axis in memory (as of a contiguous
-    one), or it is copied.
+    shape or device. A cache is copied unless batch and heads are one axis in memory, as in a
+    contiguous cache.
     """
     op = "decode_compressed"
     _check_cache(op, q, k_cmp, v_cmp)
@@ -145,14 +146,14 @@ def decode_window(
     """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
 
     Args:
-        cache_seqlens: int32 [B], tokens of each entry, at most S: the window ends with the last.
-            Its values stay on the device. None: all entries have S.
-        block_table: int32 [B, n], of a paged cache as ``decode_step`` takes it.
+        cache_seqlens: int32 [B], the tokens of each entry, at most S. The last is the end of the
+            window. Its values stay on the device. None: all entries have S tokens.
+        block_table: int32 [B, n] of a paged cache, as in ``decode_step``.
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf of an entry without a token.
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf for an entry without a token.
     Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens and block_table of
-    another dtype, shape or device. Without cache_seqlens, batches and heads of a cache must be one
-    axis in memory (as of a contiguous one), or it is copied.
+    another dtype, shape or device. Without cache_seqlens, a cache is copied unless batch and heads
+    are one axis in memory, as in a contiguous cache.
     """
     op = "decode_window"
     _check_cache(op, q, k, v, block_table is not None)
@@ -186,13 +187,13 @@ def decode_selected(
     """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
 
     Args:
-        cache_seqlens: int32 [B], tokens of each entry, at most S: spans are clamped to them. Its
-            values stay on the device. None: all entries have S.
-        block_table: int32 [B, n], of a paged cache as ``decode_step`` takes it.
+        cache_seqlens: int32 [B], the tokens of each entry, at most S. Spans are clamped to them.
+            Its values stay on the device. None: all entries have S tokens.
+        block_table: int32 [B, n] of a paged cache, as in ``decode_step``.
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``, and
-    with ``cache_seqlens`` ValueError for an input that requires a gradient, TypeError or ValueError
-    for one of another dtype, shape or device.
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``. With
+    ``cache_seqlens`` also ValueError for an input that requires a gradient, and TypeError or
+    ValueError for a wrong dtype, shape or device.
     """
     op = "decode_selected"
     _check_cache(op, q, k, v, block_table is not None)
@@ -227,7 +228,7 @@ def _spans(
     longest: int | None,
     sm_scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Spans [B,H,n,2] of entries that differ in length: out [B,HQ,Dv] and lse [B,HQ]."""
+    """Attend to spans [B,H,n,2] of entries of different lengths: out [B,HQ,Dv] and lse [B,HQ]."""
     check_qkv(op, q, k, v)
     check_scale(op, sm_scale)
     check_no_backward(op, q, k, v)
@@ -279,13 +280,13 @@ def decode_scores(
     block_size: int = 64,
     sm_scale: float | None = None,
 ) -> torch.Tensor:
-    """float32 [B, H, n_blocks]: what ``compressed_attention_with_scores`` gives for this query.
+    """Return block scores float32 [B, H, n_blocks], as ``compressed_attention_with_scores`` does.
 
     Args:
         q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
         n_blocks: selection blocks of the context.
-        cache_seqlens: int32 [B], tokens of each entry: keys that these do not complete count
-            nothing. Its values stay on the device. None: all keys of an entry count.
+        cache_seqlens: int32 [B], the tokens of each entry. Keys that they do not complete are
+            ignored. Its values stay on the device. None: all keys of an entry count.
 
     Raises:
         TypeError: unsupported or mixed dtypes, cache_seqlens not int32.
@@ -349,10 +350,10 @@ def _(
 def gated_sum(
     compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
-    """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
+    """Add up branches [..., Dv], weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
 
     Raises:
-        TypeError: unsupported dtypes, branches of several.
+        TypeError: unsupported dtypes, or branches of different dtypes.
         ValueError: shapes or devices that do not fit together, an input that requires a gradient.
     """
     if traced(compressed):
@@ -370,8 +371,8 @@ def _sum(
     same = compressed.dtype == selected.dtype == window.dtype
     if not (same and compressed.dtype in DTYPES and gates.dtype in DTYPES):
         raise TypeError(
-            "gated_sum: branches and gates must be of float16, bfloat16, float32, the branches of "
-            f"one; got {compressed.dtype}, {selected.dtype}, {window.dtype}, {gates.dtype}"
+            "gated_sum: branches and gates must be float16, bfloat16 or float32, and all branches "
+            f"the same; got {compressed.dtype}, {selected.dtype}, {window.dtype}, {gates.dtype}"
         )
     check_device("gated_sum", compressed)
     check_no_backward("gated_sum", compressed, selected, window, gates)

@@ -1,6 +1,6 @@
-"""The compression branch of one token, which leaves its logits for the block scores.
+"""The compression branch for one token. It stores its logits for the block scores.
 
-Without them the scores would read all compressed keys once more.
+Without the logits, the block scores would read all compressed keys again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ...selection.rows.config import rows_config
 from .kernels.compressed import decode_compressed_kernel
 
 TILE: Tile = (64, 4, 4)
-"""Keys, warps, stages: more loads under way than ``rows`` has, for the stores come between."""
+"""Keys, warps, stages. There are more loads in flight than in ``rows``, to hide the stores."""
 LINE = 16
-"""Logits of a head begin at multiples of this, so that they are written and read as vectors."""
+"""Logits of a head begin at multiples of this, so that kernels store and load vectors."""
 
 LEAST_SHARE = 128
-"""Keys of a share at least, a multiple of every tile that is used with splits."""
+"""The fewest keys of a share: a multiple of every tile that is used with splits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of each entry of a batch, int32 [B], and how they become compressed keys."""
+    """The tokens of each batch entry, int32 [B], and the sizes of their compressed keys."""
 
     tokens: torch.Tensor
     block: int
@@ -43,11 +43,11 @@ def launch_compressed(
     lengths: Lengths | None = None,
     with_logits: bool = True,
 ) -> tuple[Shares, torch.Tensor]:
-    """Shares of each row, q [N, H, D] over k [N, L, D], v [N, L, Dv], and logits.
+    """Attend with q [N, H, D] to k [N, L, D], v [N, L, Dv]. Return shares of each row, and logits.
 
-    With ``lengths`` the rows of an entry see the keys that its tokens complete, at most L, and the
-    shares have a table. Logits are fp32 [N, H, L or up to LINE - 1 more]. Logits behind
-    a row's keys are undefined. Without ``with_logits`` all are.
+    With ``lengths``, the rows of an entry see the keys that its tokens complete, at most L, and the
+    shares have a table. Logits are fp32 [N, H, L rounded up to LINE]. They are undefined after the
+    keys of a row, and everywhere without ``with_logits``.
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]
@@ -94,7 +94,7 @@ def rows_of_lengths(
     sm_scale: float | None,
     lengths: Lengths | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``selection_rows`` of rows that differ in length, all merged: out [N, H, Dv], lse [N, H]."""
+    """Compute ``selection_rows`` for rows of different lengths: out [N, H, Dv], lse [N, H]."""
     if lengths is None:
         return selection_rows(q, k, v, sm_scale=sm_scale)
     shares, _ = launch_compressed(q, k, v, sm_scale, lengths, with_logits=False)

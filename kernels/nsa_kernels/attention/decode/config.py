@@ -15,10 +15,10 @@ from ...launch.sizes import cdiv
 def decode_spans_config(
     rows: int, h: int, longest: int, d: int, dv: int, dtype: torch.dtype, device: torch.device
 ) -> Config:
-    """The configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
+    """Return the configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
 
-    Two programs a multiprocessor; rows that are more than that are split all the same, so that a
-    window's programs do not leave multiprocessors to the longer ones of selections.
+    There are two programs for each multiprocessor. Even more rows than that are split in two. Else
+    the short rows of windows would end early, and long rows of selections run on alone.
     """
     limits = device_limits(device)
     share = 2 * limits.processors // (rows * cdiv(h, 64))

@@ -1,4 +1,4 @@
-"""Block scores of one token: of its compressed keys and their LSE, or of logits that are there."""
+"""Block scores of one token, from its compressed keys and their LSE, or from stored logits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def launch_scores(
     sm_scale: float | None,
     cache_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``decode_scores`` on inputs that were checked."""
+    """Make the launch of ``decode_scores``. The inputs have been checked."""
     b, hq, d = q.shape
     h, n = k_cmp.shape[1:3]
     scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
@@ -58,15 +58,15 @@ def launch_scores_of_logits(
     block_size: int,
     lengths: Lengths | None = None,
 ) -> torch.Tensor:
-    """Return scores [B, H, n_blocks] of the first ``n`` logits [B * H, group, padded] of each line,
-    or of the keys that the tokens of its entry complete."""
+    """Return scores [B, H, n_blocks] from logits [B * H, group, padded]: of the first ``n`` keys,
+    or of those that the tokens of an entry complete."""
     rows, group, padded = logits.shape
     scores = torch.empty((b, rows // b, n_blocks), dtype=torch.float32, device=logits.device)
     span = block_size // stride
     places = next_power_of_2(span)
-    wide = min(32, max(1, 128 // places))  # more logits of a head spill
+    wide = min(32, max(1, 128 // places))  # with more, registers spill
     tiles = cdiv(n_blocks, wide)
-    # Programs that wait take room from those that they wait for.
+    # Waiting programs take multiprocessors from the launch that they wait for.
     few = 2 * tiles * rows <= device_limits(logits.device).processors
     pdl = few and dependent_launch(logits.device)
     decode_scores_of_logits_kernel[(rows, tiles)](

@@ -1,1 +1,1 @@
-"""Device code of the whole attention."""
+"""Device code of NSA attention."""

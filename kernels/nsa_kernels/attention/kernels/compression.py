@@ -1,8 +1,8 @@
 """Means of keys and values over overlapping blocks, both in one launch, and their gradients.
 
 A program takes some compressed keys (backward: some tokens) of one head, of keys or of values. The
-forward adds up, token by token of the block, one row of each; what blocks share comes from L1. The
-backward adds up for each token the few blocks that it is in. Nothing is shared between programs.
+forward adds up the tokens of all its blocks step by step; blocks overlap, and L1 has what they
+share. The backward adds up for each token the few blocks that contain it. Programs share nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def key_offsets_kernel(
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: where the compressed keys of each sequence begin, int32 [sequences + 1].
+    """One program: store where the compressed keys of each sequence begin, int32 [sequences + 1].
 
-    BLOCK sequences at a time; a key needs LENGTH tokens, STRIDE or more. Where cu_seqlens, clamped
-    to [0, T], does not decrease, there are T // STRIDE keys at most.
+    It takes BLOCK sequences at a time. A key has LENGTH tokens, at least STRIDE. If cu_seqlens,
+    clamped to [0, T], never decreases, there are at most T // STRIDE keys.
     """
     total = 0
     tl.store(cu_keys_ptr, 0)
@@ -99,7 +99,7 @@ def compress_kernel(
 ):
     """Program (KEYS compressed keys, head of k and then of v, batch): k_cmp [B,N,H,D], v_cmp.
 
-    PACKED: key i is the (i - cu_keys[s])-th of its sequence s; rows that are of none get 0.
+    PACKED: key i is number i - cu_keys[s] of its sequence s. Rows in no sequence get 0.
     """
     batch = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
@@ -169,7 +169,7 @@ def _sum_of_keys(
     the first of them is row ``first_key``."""
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([place.shape[0], BLOCK_D], dtype=tl.float32)
-    # The keys that began last come last, so that they are added in ascending order.
+    # Add the keys in ascending order.
     for before in range((LENGTH + STRIDE - 1) // STRIDE):
         key = place // STRIDE - ((LENGTH + STRIDE - 1) // STRIDE - 1) + before
         within = (key >= 0) & (key < keys) & (place - key * STRIDE < LENGTH)
@@ -211,7 +211,7 @@ def compress_backward_kernel(
 ):
     """Program (TOKENS tokens, head of dk and then of dv, batch): dk [B,T,H,D] and dv.
 
-    They follow from the gradients of v_cmp and of k_cmp [B,N,H,D], whose strides are k_*. Tokens in
+    The inputs are the gradients of v_cmp and of k_cmp [B,N,H,D], whose strides are k_*. Tokens in
     no sequence get 0.
     """
     batch = tl.program_id(2).to(tl.int64)

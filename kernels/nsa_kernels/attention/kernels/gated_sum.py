@@ -11,7 +11,7 @@ from ...jit.compat import narrow, tl, triton
 
 @triton.jit
 def _gate(gates_ptr, row, real, BRANCH: tl.constexpr):
-    """The gates of one branch, fp32 [ROWS]."""
+    """Return the gates of one branch, fp32 [ROWS]."""
     return tl.load(gates_ptr + row * 3 + BRANCH, mask=real, other=0.0).to(tl.float32)
 
 
@@ -27,13 +27,13 @@ def sum_branches_kernel(
     BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (ROWS rows): out [R,DV], gates [R,3] times the branches [R,DV], summed in fp32."""
+    """Program (ROWS rows): store out [R,DV], the fp32 sum of gates [R,3] times branches [R,DV]."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows
     dv = tl.arange(0, BLOCK_DV)
     offset = row[:, None] * DV + dv[None, :]
     mask = real[:, None] & (dv[None, :] < DV)
-    # All loads before the first product, so that they are on their way together.
+    # All loads come before the first product, so that they are in flight at once.
     compressed = tl.load(cmp_ptr + offset, mask=mask, other=0.0)
     selected = tl.load(sel_ptr + offset, mask=mask, other=0.0)
     near = tl.load(win_ptr + offset, mask=mask, other=0.0)
@@ -56,7 +56,7 @@ def _of_gate(
     real,
     BRANCH: tl.constexpr,
 ):
-    """Writes the gradient of one gate, and what the branch's backward takes: gate and gradient."""
+    """Store the gradient of one gate, and both once more for the backward of the branch."""
     d_gate = tl.sum(grad * branch.to(tl.float32), 1)
     tl.store(weight_ptr + to, _gate(gates_ptr, row, real, BRANCH), mask=real)
     tl.store(rest_ptr + to, d_gate, mask=real)
@@ -88,9 +88,9 @@ def gates_backward_kernel(
 ):
     """Program (ROWS rows): gradients of gates [R,3], R = B * T * HQ.
 
-    For its backward, each branch gets its gate and the gate's gradient, fp32: [B,HQ,T] for
-    compressed keys and window, [R] for blocks. The gradients of the branches are not written: each
-    is a factor times the gradient of the sum.
+    The backward of a branch needs its gate and the gate's gradient, fp32: [B,HQ,T] for compressed
+    keys and window, [R] for blocks. Gradients of the branches are not stored, since each is the
+    gate times the gradient of the sum.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows

@@ -174,8 +174,8 @@ def band_dq_kernel(
     tl.store(to, narrow(acc, dq_ptr.dtype.element_ty), mask=mask)
 
 
-# N is specialised here: no loop is without a step for one key, and where N is a multiple of 16 the
-# loop is 14 instructions shorter (D = 128, sm_90).
+# N is specialised here. One key still takes a step, so no loop vanishes. If N is a multiple of 16,
+# the loop is 14 instructions shorter (D = 128, sm_90).
 @triton.jit
 def band_dkv_kernel(
     q_ptr,
@@ -221,11 +221,10 @@ def band_dkv_kernel(
     PACKED: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV]. GATED: as dq's.
+    """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV]. GATED: see dq.
 
     A walk goes over the heads of the group and, for each, over the queries that see a key of the
-    tile. It is cut into ``shares``. Each share stores its sums ``share_stride`` elements behind
-    those before.
+    tile. It is cut into ``shares``, whose sums are stored ``share_stride`` elements apart.
     """
     first = tl.program_id(0) * BLOCK_N
     kv_head = tl.program_id(1)
@@ -279,7 +278,7 @@ def band_dkv_kernel(
             seen = seen & (keys[:, None] >= lo[None, :])
         p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
         if GATED:
-            # The gate goes with the weights, which are in registers, and not with the gradient.
+            # The gate is multiplied with the weights, which are in registers already.
             p = p * tl.load(gate_ptr + rows, mask=inside, other=0.0)[None, :]
         dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc)
         dp = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
@@ -287,7 +286,7 @@ def band_dkv_kernel(
         ds = p * (dp - rest[None, :])
         dk_acc = dot(narrow(ds, q.dtype), q, dk_acc)
     dk_acc = dk_acc * natural(scale_log2)
-    # A weight of 0 takes up what is not finite: keys that no query sees may hold anything.
+    # Keys that no query sees may not be finite, and a weight of 0 times infinity is NaN.
     if PACKED:
         seen_from = tl.load(begin_ptr + keys, mask=valid, other=0)
         some = seen_from < tl.load(end_ptr + keys, mask=valid, other=0)

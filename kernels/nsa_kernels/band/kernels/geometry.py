@@ -1,10 +1,10 @@
-"""Attention under a band: query t sees keys lo(t) up to hi(t), neither of which ever decreases.
+"""Bands: query t sees keys lo(t) to hi(t), which never decrease with t.
 
     hi(t) = min(N, (t + 1 - BLOCK) // STRIDE + 1, at least 0)      lo(t) = max(hi(t) - window, 0)
 
-A sliding window is BLOCK = STRIDE = 1; the compressed keys of NSA, which a query sees once all
-their BLOCK tokens are behind it, are a band without a window. Packed sequences are also a band,
-whose ``lo`` and ``hi`` are read from tables. Logits live in the log2 domain.
+A sliding window has BLOCK = STRIDE = 1. The compressed keys of NSA are a band without a window: a
+query sees a key once it has passed all BLOCK tokens of the key. Packed sequences are also a band,
+whose ``lo`` and ``hi`` are read from tables. Logits are in the log2 domain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...jit.compat import tl, triton
 from ...jit.sequences import sequence_of
 
-# Not specialised to one key, since ptxas 12.8 crashes in some tiles with that constant.
+# N = 1 must not become a constant, since ptxas 12.8 then crashes on some tiles.
 KEYS = ("N",)
 
 
@@ -29,7 +29,7 @@ def band_of(
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """The keys [lo, hi) of queries ``t`` (int32, scalar or vector)."""
+    """Return the keys [lo, hi) of queries ``t`` (int32, scalar or vector)."""
     if PACKED:
         lo = tl.load(lo_ptr + t, mask=ok, other=0)
         hi = tl.load(hi_ptr + t, mask=ok, other=0)
@@ -55,8 +55,8 @@ def tiles_of(
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Where the tiles of keys of the queries ``first`` to ``last`` begin, from and before which
-    all of these see a whole tile, and where their keys end."""
+    """Return four bounds for the queries ``first`` to ``last``: where their tiles of keys begin,
+    where tiles begin and end that all of them see whole, and where their keys end."""
     lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
@@ -103,7 +103,7 @@ def band_tables_kernel(
     Query t sees keys lo[t] up to hi[t]. Only queries begin[j] up to end[j] may see key j. Tokens
     behind the last sequence see nothing and are not seen.
 
-    None of the four decreases. Values of cu_keys are clamped to [0, N], as all that is written is.
+    The four never decrease. Values of cu_keys are clamped to [0, N], and so are the results.
     """
     position = tl.program_id(0) * TILE + tl.arange(0, TILE)
     last_query = tl.load(cu_ptr + sequences)

@@ -1,12 +1,13 @@
 """The forward kernel of attention under a band for Hopper, in Gluon.
 
-Warps share the work. One copies, by TMA, the queries of a piece of work and tile after tile of its
-keys and values into shared memory. Two groups of four warps each attend for 64 of the queries. A
-group starts the logits of a tile and the output of the tile before on the tensor cores, and takes
-the softmax while the latter runs. The warps synchronise by two barriers in shared memory for each
-slot: ``ready`` says that it is filled, ``empty`` that it may be filled again.
+Warps share the work. One warp copies, by TMA, the queries of a piece of work into shared memory,
+then its keys and values, tile by tile. Two groups of four warps each attend for 64 of the queries.
+A group starts the logits of a tile and the output of the tile before on the tensor cores, and
+computes the softmax of the logits while that output runs. The warps synchronise by two barriers in
+shared memory for each slot: ``ready`` says that it is filled, ``empty`` that it may be filled
+again.
 
-Logits live in the log2 domain. Tiles of keys are counted from the first key.
+Logits are in the log2 domain. Tiles of keys are counted from the first key.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-ROWS = gl.constexpr(64)  # queries of a group of warps: what an instruction takes
+ROWS = gl.constexpr(64)  # queries of a group of warps, as many as an instruction takes
 GROUPS = gl.constexpr(2)
-Q_SLOTS = gl.constexpr(2)  # a group's, so that the next queries come while the last are worked on
-BYTES = gl.constexpr(2)  # of a number: float16 or bfloat16
+Q_SLOTS = gl.constexpr(2)  # for each group, so that the next queries arrive during the work
+BYTES = gl.constexpr(2)  # of an element, float16 or bfloat16
 COPYING_REGISTERS = gl.constexpr(24)
 
 
 @gluon.jit
 def end_of(t, N, BLOCK: gl.constexpr, STRIDE: gl.constexpr):
-    """Before which key query ``t`` sees keys."""
+    """Return the end of the keys that query ``t`` sees."""
     return gl.minimum(gl.maximum(t + (1 - BLOCK + STRIDE), 0) // STRIDE, N)
 
 
 @gluon.jit
 def begin_of(end, window, WINDOWED: gl.constexpr):
-    """From which key on a query sees keys that sees them before ``end``."""
+    """Return the first key of a query whose keys end at ``end``."""
     if WINDOWED:
         begin = gl.maximum(end - window, 0)
     else:
@@ -109,7 +110,7 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """The one warp that copies."""
+    """Copy queries, keys and values: the work of one warp."""
     count = 0  # tiles of keys so far
     turn = 0  # pieces of work so far
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
@@ -173,7 +174,7 @@ def softmax(
 def logits(
     q, k_room, k_ready, count, BLOCK_N: gl.constexpr, SLOTS: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """Ask for the logits of the tile that is number ``count`` in the ring."""
+    """Start the logits of the tile with number ``count`` in the ring of slots."""
     mbarrier.wait(k_ready.index(count % SLOTS), count // SLOTS & 1)
     zero = gl.full([ROWS, BLOCK_N], 0.0, gl.float32, LAYOUT)
     k = k_room.index(count % SLOTS).permute((1, 0))
@@ -205,7 +206,7 @@ def step(
     P_LAYOUT: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """The softmax of a tile, number ``count`` in the ring, and the values of the one before it."""
+    """Compute the softmax of tile ``count`` in the ring, and the output of the tile before it."""
     before = (count - 1) % SLOTS
     parity = (count - 1) // SLOTS & 1
     s = logits(q, k_room, k_ready, count, BLOCK_N, SLOTS, S_LAYOUT)
@@ -217,7 +218,7 @@ def step(
         s, row_max, tile * BLOCK_N, lo, hi, scale_log2, BLOCK_N, S_LAYOUT, EDGES
     )
     row_sum = row_sum * alpha + some
-    # Passed long ago. It ends a basic block: without it ptxas moves the softmax behind the wait.
+    # Passed long ago. But it ends a basic block, so ptxas cannot move the softmax after the wait.
     mbarrier.wait(v_ready.index(before), parity)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_empty.index(before), count=1)
@@ -253,8 +254,8 @@ def attend(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """A group of four warps, number ``WHO``. All groups walk over the same tiles of keys, those
-    that any of them sees."""
+    """Attend with group ``WHO`` of four warps. All groups walk over the tiles that any of them
+    sees."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -281,7 +282,7 @@ def attend(
         acc = gl.full([ROWS, D], 0.0, gl.float32, O_LAYOUT)
         mbarrier.wait(q_ready.index(slot), turn // Q_SLOTS & 1)
         if begin < end:
-            ahead = count - begin  # a tile's number in the ring is so much more
+            ahead = count - begin  # what is added to a tile for its number in the ring
             s = logits(q, k_room, k_ready, count, BLOCK_N, SLOTS, S_LAYOUT)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_empty.index(count % SLOTS), count=1)
@@ -290,7 +291,7 @@ def attend(
                 s, row_max, begin * BLOCK_N, lo, hi, scale_log2, BLOCK_N, S_LAYOUT, EDGES
             )
             p = gl.convert_layout(weights.to(q.dtype), P_LAYOUT)
-            # The output of the piece before has left its slot, which is free for other queries.
+            # The slot held the output of the piece before, which has been copied out.
             tma.store_wait(0)
             last = (turn + 1) % Q_SLOTS * GROUPS + WHO
             mbarrier.arrive(q_empty.index(last), count=1, pred=turn > 0)
@@ -328,7 +329,7 @@ def attend(
         some = row_sum > 0
         divisor = gl.where(some, row_sum, 1.0)
         out = acc * gl.convert_layout(1.0 / divisor, O_ROWS)[:, None]
-        q.store(out.to(q.dtype))  # the queries are done with
+        q.store(out.to(q.dtype))  # into the slot of the queries, which are not needed any more
         fence_async_shared()
         tma.async_copy_shared_to_global(out_box, [mine, head * D], q)
         lse = (row_max + gl.log2(divisor)) * 0.6931471805599453
@@ -360,8 +361,8 @@ def band_hopper_kernel(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Programs take pieces of work in turn, 128 queries of a head each. One batch: boxes of q and
-    out [T, HQ*D], k and v [N, H*D]; lse [HQ, T], natural."""
+    """Programs take pieces of work in turn, 128 queries of a head each. For one batch entry: boxes
+    of q and out [T, HQ*D], k and v [N, H*D]; lse [HQ, T], natural."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype
     q_room = gl.allocate_shared_memory(dtype, [Q_SLOTS * GROUPS, ROWS, D], q_box.layout)

@@ -1,8 +1,9 @@
-"""dK and dV of attention under a band for Hopper, in Gluon: one of the branches of a gated sum.
+"""dK and dV of a band in a gated sum, for Hopper, in Gluon.
 
 Warps share the work as in the forward (`hopper.py`). Two groups of four warps each keep the sums of
 64 keys. The copying warp walks over the queries that see some of the 128 keys, in tiles of 64, for
-all heads of the group. It copies queries and gradients by TMA, and the numbers of each row without.
+all heads of the group. It copies queries and gradients by TMA, and the LSE, rest and gate of each
+row without TMA.
 A group skips the tiles that see none of its own keys.
 """
 
@@ -92,7 +93,7 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """The one warp that copies."""
+    """Copy queries, gradients and rows: the work of one warp."""
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     first, kv_head, _share, begin, tiles, origin, end = walk_of(
         T, N, H, GROUP, window, shares, BLOCK, STRIDE, WINDOWED
@@ -152,8 +153,8 @@ def step_of(
     A_LAYOUT: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Step number ``count`` of the program. MASKED: not every query sees every key; ``start`` is
-    the first that sees the first key, counted from the first of the step."""
+    """Do step ``count`` of the program. MASKED: not every query sees every key. ``start``: the
+    first query that sees the first key, counted from the first query of the step."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     slot = count % SLOTS
     parity = count // SLOTS & 1
@@ -180,7 +181,7 @@ def step_of(
     dp = warpgroup_mma_wait(1, deps=[dp])
     rest = rest_room.index(slot).load(COLUMNS)
     ds = p * (dp - rest[None, :])
-    # Passed long ago. It ends a basic block: without it ptxas moves what is above behind the waits.
+    # Passed long ago. But it ends a basic block, so ptxas moves nothing from above after the waits.
     mbarrier.wait(q_ready.index(slot), parity)
     ds = gl.convert_layout(ds.to(q.dtype), A_LAYOUT)
     dk = warpgroup_mma(ds, q, dk, is_async=True)
@@ -227,7 +228,7 @@ def parts_of(
 def pass_by(begin, end, q_ready, q_empty, g_ready, g_empty, SLOTS: gl.constexpr):
     """Skip the steps of the other group.
 
-    It waits until a slot is filled, so that it is given back once for each time it is filled.
+    Wait for each slot, so that each is released exactly once after it is filled.
     """
     for count in range(begin, end):
         slot = count % SLOTS
@@ -269,7 +270,7 @@ def differentiate(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """A group of four warps, number ``WHO``."""
+    """Compute the gradients of group ``WHO`` of four warps."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -311,7 +312,7 @@ def differentiate(
     pass_by(behind - origin, end - origin, q_ready, q_empty, g_ready, g_empty, SLOTS)
     of_keys = gl.arange(0, ROWS, gl.SliceLayout(1, O_LAYOUT))
     columns = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
-    # A weight of 0 takes up what is not finite: keys that no query sees may hold anything.
+    # Keys that no query sees may not be finite, and a weight of 0 times infinity is NaN.
     seen = (key + of_keys) * STRIDE + (BLOCK - 1) < T
     dk = gl.where(seen[:, None], dk * (scale_log2 * 0.6931471805599453), 0.0)
     dv = gl.where(seen[:, None], dv, 0.0)
@@ -348,7 +349,7 @@ def band_hopper_dkv_kernel(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Program (key tile, key head, share), the share fastest, on one axis. One batch.
+    """Program (key tile, key head, share) on one axis, the share fastest. One batch entry.
 
     Boxes are q and the gradient of the sum [T, HQ*D], and k and v [N, H*D]. lse (natural), rest and
     gate are [HQ, T]. dk and dv are [N, H*D]. Shares are ``share_stride`` elements apart.
@@ -370,7 +371,7 @@ def band_hopper_dkv_kernel(
     k_ready = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     mbarrier.init(k_ready.index(0), count=1)
     for i in gl.static_range(SLOTS):
-        mbarrier.init(q_ready.index(i), count=2)  # of the queries, and of what there is of each row
+        mbarrier.init(q_ready.index(i), count=2)  # one for the queries, one for the rows
         mbarrier.init(q_empty.index(i), count=GROUPS)
         mbarrier.init(g_ready.index(i), count=1)
         mbarrier.init(g_empty.index(i), count=GROUPS)

@@ -1,10 +1,10 @@
-"""dQ of attention under a band for Hopper, in Gluon: one of the branches of a gated sum.
+"""dQ of a band in a gated sum, for Hopper, in Gluon.
 
-Warps share the work as in the forward (`hopper.py`). Two groups of four warps each take 64 queries,
-the same ones of two heads that read the same keys. A group moves its queries and their gradients to
-registers at once, so that the next ones can be copied while it works. It asks the tensor cores for
-the logits of a tile, for the products of gradients and values, and for dQ by the tile before it.
-Meanwhile it makes the gradients of the tile's logits.
+Warps share the work as in the forward (`hopper.py`). Two groups of four warps each take the same 64
+queries of two heads that read the same keys. A group moves its queries and their gradients to
+registers at once, so that the next ones can be copied while it works. On the tensor cores it starts
+the logits of a tile, the products of gradients and values, and the dQ of the tile before. Meanwhile
+it computes the gradients of the logits.
 
 Tiles of keys are counted from the first key.
 """
@@ -26,8 +26,8 @@ from .hopper import BYTES, COPYING_REGISTERS, GROUPS, ROWS, begin_of, end_of, ti
 
 @gluon.jit
 def piece_of(work, T, HQ):
-    """The first query of a piece of work and the first of its two heads. The last queries, which
-    have the most keys, come first."""
+    """Return the first query of a piece of work, and the first of its two heads. The last queries
+    come first, because they have the most keys."""
     pairs = HQ // GROUPS
     return ((T + ROWS - 1) // ROWS - 1 - work // pairs) * ROWS, work % pairs * GROUPS
 
@@ -66,7 +66,7 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """The one warp that copies."""
+    """Copy queries, gradients, keys and values: the work of one warp."""
     count = 0  # tiles of keys so far
     turn = 0  # pieces of work so far
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
@@ -94,7 +94,7 @@ def copy(
             tma.async_copy_global_to_shared(v_box, at, v_ready.index(slot), v_room.index(slot))
             count += 1
         if ADDED:
-            # Behind the keys: room is given back in the first step of the next piece only.
+            # After the keys, since the slot is released only in the first step of the next piece.
             for group in gl.static_range(GROUPS):
                 ready = dq_ready.index(group)
                 mbarrier.wait(dq_empty.index(group), (turn & 1) ^ 1)
@@ -153,8 +153,8 @@ def step(
     FIRST: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """The logits' gradients of a tile, number ``count`` in the ring, and, unless it is the FIRST,
-    dQ by the one before it, whose are ``ds``."""
+    """Compute the gradients of the logits of tile ``count`` in the ring. Unless it is the FIRST,
+    add the dQ of the tile before it, whose gradients are ``ds``."""
     slot = count % SLOTS
     before = (count - 1) % SLOTS
     parity = count // SLOTS & 1
@@ -168,7 +168,7 @@ def step(
     if FIRST:
         s = warpgroup_mma_wait(1, deps=[s])
         p = weights_of(s, tile * BLOCK_N, lo, hi, lse, scale_log2, BLOCK_N, S_LAYOUT, EDGES)
-        # Passed before. It ends a basic block: without it ptxas moves the weights behind the wait.
+        # Passed before. But it ends a basic block, so ptxas cannot move the weights after the wait.
         mbarrier.wait(k_ready.index(slot), parity)
         dp = warpgroup_mma_wait(0, deps=[dp])
         mbarrier.arrive(v_empty.index(slot), count=1)
@@ -180,7 +180,7 @@ def step(
         dp = warpgroup_mma_wait(1, deps=[dp])
         mbarrier.arrive(v_empty.index(slot), count=1)
         made = p * (dp - rest[:, None])
-        # As above, before the wait for dQ.
+        # Again ends a basic block, before the wait for dQ.
         mbarrier.wait(k_ready.index(slot), parity)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(k_empty.index(before), count=1)
@@ -221,7 +221,7 @@ def differentiate(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """A group of four warps, number ``WHO``: of the two heads its own."""
+    """Compute dQ of one of the two heads, in group ``WHO`` of four warps."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -240,7 +240,7 @@ def differentiate(
         t = first + gl.arange(0, ROWS, S_ROWS)
         hi = end_of(t, N, BLOCK, STRIDE)
         lo = begin_of(hi, window, WINDOWED)
-        rows = (head + WHO) * T  # of 2**31 rows q would have half a TiB; 64 bits spill more
+        rows = (head + WHO) * T  # int32: q with 2**31 rows would take half a TiB
         lse = gl.load(lse_ptr + rows + t, mask=t < T, other=0.0) * 1.4426950408889634
         rest = gl.load(rest_ptr + rows + t, mask=t < T, other=0.0)
         acc = gl.full([ROWS, D], 0.0, gl.float32, O_LAYOUT)
@@ -249,7 +249,7 @@ def differentiate(
         g = g_room.index(WHO).load(Q_LAYOUT)
         mbarrier.arrive(q_empty.index(WHO), count=1)
         if begin < end:
-            ahead = count - begin  # a tile's number in the ring is so much more
+            ahead = count - begin  # what is added to a tile for its number in the ring
             ds = gl.full([ROWS, BLOCK_N], 0.0, dtype, A_LAYOUT)
             ds, acc = step(
                 begin, count, q, g, k_room, v_room, k_ready, k_empty, v_ready, v_empty, ds, acc,
@@ -327,9 +327,9 @@ def band_hopper_dq_kernel(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Programs take pieces of work in turn, 64 queries of two heads each. One batch: boxes of q,
-    of the sum's gradient and of dq [T, HQ*D], of k and v [N, H*D]; lse (natural), rest and gate
-    [HQ, T]. ADDED: dq is added to what is there."""
+    """Programs take pieces of work in turn, 64 queries of two heads each. For one batch entry:
+    boxes of q, of the sum's gradient and of dq [T, HQ*D], of k and v [N, H*D]; lse (natural), rest
+    and gate [HQ, T]. ADDED: dq is added to the values in memory."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype
     q_room = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D], q_box.layout)

@@ -1,11 +1,11 @@
-"""The library's kernels as nsabench candidates: one module an op family, all registered here.
+"""Register the kernels as nsabench candidates, one module for each family of ops.
 
-The entry point of ``nsabench.implementations`` names this package; nothing else imports nsabench.
+The entry point of ``nsabench.implementations`` names this package. Nothing else imports nsabench.
 """
 
 from __future__ import annotations
 
-# In the order in which runs and their tables have them.
+# In the order of runs and tables.
 # isort: off
 from . import rows, varlen, ranges, cuda, blocks, band, decode, whole
 # isort: on

@@ -22,7 +22,7 @@ def sliding_window(
     sm_scale: float,
     max_seqlen: int,
 ) -> torch.Tensor:
-    """Tiles of queries over the tiles of keys in their window, masked at its edges only."""
+    """Attend tile by tile, and mask only the tiles at the edges of the window."""
     return band.sliding_window(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale)[0]
 
 
@@ -57,9 +57,9 @@ def compressed_with_scores(
     sm_scale: float,
     max_seqlen: int,
 ) -> torch.Tensor:
-    """With the block scores that selection needs, which no baseline makes."""
+    """Also compute the block scores that selection needs. No baseline does that."""
     if cu_seqlens is not None or cu_keys is not None:
-        raise Unsupported("block scores are made of sequences that are not packed")
+        raise Unsupported("block scores cannot be computed for packed sequences")
     return compressed_attention_with_scores(q, k, v, block=block, stride=stride, sm_scale=sm_scale)[
         0
     ]

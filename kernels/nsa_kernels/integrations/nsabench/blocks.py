@@ -21,7 +21,7 @@ def blocks(
     sm_scale: float,
     block_size: int,
 ) -> torch.Tensor:
-    """A block of keys stays with a program, its queries come to it; a plan, partials, a merge."""
+    """Give each program a block of keys and all its queries, by a plan; merge partial results."""
     out = block_selection_attention(
         q,
         k,
@@ -53,7 +53,7 @@ def blocks_query_major(
     sm_scale: float,
     block_size: int,
 ) -> torch.Tensor:
-    """One program a query, which reads every block that the query chose."""
+    """Give each program one query, and read every block that it chose."""
     return torch.ops.nsa_kernels.block_query_major(
         q, k, v, block_indices, cu_seqlens, int(block_size), sm_scale
     )[0]

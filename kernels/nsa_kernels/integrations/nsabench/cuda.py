@@ -14,7 +14,7 @@ from .record import shown
 
 
 def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
-    """The CUDA C++ kernels of an op, to be compiled without a GPU."""
+    """Return the CUDA C++ kernels of an op, so that they can be compiled without a GPU."""
 
     def variants(capability: int) -> Iterator[KernelVariant]:
         try:
@@ -35,7 +35,7 @@ def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
 
 
 def _plan_of(plan: Callable[..., cuda.Plan]) -> Callable[..., str]:
-    """How the CUDA C++ kernels would be launched on these arguments, for the record."""
+    """Return for the record how the CUDA C++ kernels would be launched on these arguments."""
 
     def config(*tensors: torch.Tensor, sm_scale: float, **longest: int) -> str:
         chosen = plan(*tensors, *longest.values())
@@ -54,7 +54,7 @@ def _plan_of(plan: Callable[..., cuda.Plan]) -> Callable[..., str]:
 def rows_cuda(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """`rows_group` in CUDA C++."""
+    """Compute what `rows_group` does, in CUDA C++."""
     try:
         return cuda.selection_rows(q, k, v, sm_scale=sm_scale)[0]
     except cuda.Unsupported as why:
@@ -78,7 +78,7 @@ def ranges_cuda(
     sm_scale: float,
     selected_len: int,
 ) -> torch.Tensor:
-    """`ranges_in_place` in CUDA C++."""
+    """Compute what `ranges_in_place` does, in CUDA C++."""
     try:
         out = cuda.selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
         return out[0]

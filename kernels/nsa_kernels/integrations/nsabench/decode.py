@@ -14,8 +14,8 @@ DEVICES = ("cuda", "interpreter")
 
 
 def _reads(**branches: tuple[int, int]) -> str:
-    """Keys that a head reads in each branch, counted in what its kernel is given, and what they
-    should be: all that are complete, n blocks (the last cut off at the token), the window."""
+    """Return the keys that a head reads in each branch, and how many it should read: all complete
+    keys, n blocks (the last one up to the token), the window."""
     if len(branches) > 1:
         counted, expected = (sum(counts) for counts in zip(*branches.values(), strict=True))
         branches["total"] = (counted, expected)
@@ -92,7 +92,7 @@ def _step_reads(
 def decode_compressed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """The kernel for rows on the compressed keys in place."""
+    """Run the kernel for rows on the compressed keys in place."""
     return nsa_kernels.decode_compressed(q, k, v, sm_scale=sm_scale)[0]
 
 
@@ -112,7 +112,7 @@ def decode_selected(
     block_size: int,
     sm_scale: float,
 ) -> torch.Tensor:
-    """The kernel for spans on the cache in place."""
+    """Run the kernel for spans on the cache in place."""
     most = ranges.shape[2] * block_size
     return nsa_kernels.decode_selected(q, k, v, ranges, selected_len=most, sm_scale=sm_scale)[0]
 
@@ -127,7 +127,7 @@ def decode_selected(
 def decode_window(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int, sm_scale: float
 ) -> torch.Tensor:
-    """The kernel for rows on the end of the cache in place."""
+    """Run the kernel for rows on the end of the cache in place."""
     return nsa_kernels.decode_window(q, k, v, window=window, sm_scale=sm_scale)[0]
 
 
@@ -135,7 +135,7 @@ def decode_window(
 def decode_dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """The kernel for rows on the whole cache."""
+    """Run the kernel for rows on the whole cache."""
     return nsa_kernels.decode_window(q, k, v, window=k.shape[2], sm_scale=sm_scale)[0]
 
 
@@ -153,5 +153,5 @@ def decode_step(
     sizes: DecodeSizes,
     sm_scale: float,
 ) -> torch.Tensor:
-    """The kernels for rows and spans on the caches in place; selection on the device."""
+    """Run the kernels for rows and spans on the caches in place, and select on the device."""
     return nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, **asdict(sizes), sm_scale=sm_scale)

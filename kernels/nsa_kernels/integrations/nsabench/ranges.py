@@ -26,6 +26,6 @@ def ranges_in_place(
     sm_scale: float,
     selected_len: int,
 ) -> torch.Tensor:
-    """Spans read where they are, without packing."""
+    """Read spans in place, without packing."""
     out = selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
     return out[0]

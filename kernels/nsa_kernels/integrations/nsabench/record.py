@@ -1,4 +1,4 @@
-"""What a record says of a launch, and where the implementations run."""
+"""Describe launches for records, and name the devices of the implementations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICES = ("cuda", "interpreter")
 
 
 def config_of(op: str) -> Callable[..., str]:
-    """What the library would launch with on these arguments, for the record."""
+    """Return for the record the configuration of a launch on these arguments."""
 
     def config(*tensors: torch.Tensor, sm_scale: float, **longest: int) -> str:
         (bound,) = longest.values() or (None,)

@@ -20,7 +20,7 @@ from .record import DEVICES, config_of
 def rows_group(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """All heads of a row in one program, split over the keys when rows are few."""
+    """Run all heads of a row in one program, and split the keys if rows are few."""
     return selection_rows(q, k, v, sm_scale=sm_scale)[0]
 
 
@@ -34,5 +34,5 @@ def rows_group(
 def rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """One program a head, kept for comparison."""
+    """Run one program for each head. This is kept for comparison."""
     return selection_rows_per_head(q, k, v, sm_scale=sm_scale)[0]

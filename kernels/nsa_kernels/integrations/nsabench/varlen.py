@@ -26,6 +26,6 @@ def varlen_items(
     sm_scale: float,
     max_seqlen: int,
 ) -> torch.Tensor:
-    """Packed keys cut into equal work items, so that one long row does not hold up the rest."""
+    """Cut packed keys into equal work items, so that one long row does not delay the rest."""
     out = selection_varlen(q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)
     return out[0]

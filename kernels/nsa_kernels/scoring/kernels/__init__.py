@@ -1,1 +1,1 @@
-"""Device code of block scores and of the choice by them."""
+"""Device code that scores and selects blocks."""

@@ -9,12 +9,12 @@ shares with the next one, which is a column away. So a tile of 128 keys complete
 
 Warps share the work. One warp copies, by TMA, the keys of a piece of work and the queries of each
 head of the group into shared memory. Two groups of four warps each add up the weights of their own
-tile of keys; the two tiles are adjacent. A group asks the tensor cores for the logits of a head
-while it makes the weights of the head before, also from one piece to the next. The warps
+tile of keys; the two tiles are adjacent. The tensor cores compute the logits of a head while a
+group computes the weights of the head before, also from one piece to the next. The warps
 synchronise by two barriers in shared memory for each slot: ``ready`` says that it is filled,
 ``empty`` that it may be filled again.
 
-Logits live in the log2 domain.
+Logits are in the log2 domain.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ PART = gl.constexpr(32)  # keys in a part
 BLOCKS = gl.constexpr(31)  # blocks that a tile of keys completes
 GROUPS = gl.constexpr(2)
 PAIR = gl.constexpr(62)  # blocks of the two tiles of a piece of work
-PANEL = gl.constexpr(64)  # columns of 16 bits in the 128 bytes that rows are copied in
-K_SLOTS = gl.constexpr(2)  # a group's, so that the next keys come while the last are worked on
-BYTES = gl.constexpr(2)  # of a number: float16 or bfloat16
+PANEL = gl.constexpr(64)  # columns of 16 bits in 128 bytes, the width of a copied box
+K_SLOTS = gl.constexpr(2)  # for each group, so that the next keys arrive during the work
+BYTES = gl.constexpr(2)  # of an element, float16 or bfloat16
 COPYING_REGISTERS = gl.constexpr(24)
 
 
 @gluon.jit
 def quotient(a, b):
-    """a // b where that is below two million, by floats: at most one beside it, and put right."""
+    """Return a // b below two million. A float quotient is off by at most one, and is corrected."""
     found = (a.to(gl.float32) / b.to(gl.float32)).to(gl.int32)
     found = gl.where(found * b > a, found - 1, found)
     return gl.where((found + 1) * b <= a, found + 1, found)
@@ -72,7 +72,7 @@ def piece_of(work, H, works):
 
 @gluon.jit
 def seen_of(t, N):
-    """How many keys query ``t`` sees."""
+    """Return how many keys query ``t`` sees."""
     return gl.minimum(gl.maximum(t - 15, 0) // 16, N)
 
 
@@ -95,7 +95,7 @@ def copy(
     D: gl.constexpr,
     Q_SLOTS: gl.constexpr,
 ):
-    """The one warp that copies."""
+    """Copy keys and queries: the work of one warp."""
     PANELS: gl.constexpr = D // PANEL
     parts = k_room._reinterpret(
         k0_box.dtype, [K_SLOTS * GROUPS * PANELS * PARTS, PART, PANEL], k0_box.layout
@@ -113,7 +113,8 @@ def copy(
             for panel in gl.static_range(PANELS):
                 column = head * D + panel * PANEL
                 part = (slot * PANELS + panel) * PARTS
-                # Key 4b - 1, and 4b to 4b + 2, begin the parts. Before the first key come zeros.
+                # The parts begin with the keys 4b - 1, 4b, 4b + 1 and 4b + 2. Keys before the first
+                # are 0.
                 tma.async_copy_global_to_shared(k3_box, [b - 1, column], ready, parts.index(part))
                 tma.async_copy_global_to_shared(k0_box, [b, column], ready, parts.index(part + 1))
                 tma.async_copy_global_to_shared(k1_box, [b, column], ready, parts.index(part + 2))
@@ -130,7 +131,7 @@ def copy(
 
 @gluon.jit
 def next_column(z):
-    """z[:, i + 1], of int32 [64, 32] as an accumulator lies; nothing of use where i is 31.
+    """Return z[:, i + 1] for z int32 [64, 32] in the layout of an accumulator; i = 31 is undefined.
 
     Four threads c hold the columns 8i + 2c and 8i + 2c + 1 of a row. The next column of the first
     is the thread's own second. The next column of the second is the first of thread c + 1, or of
@@ -186,16 +187,16 @@ def next_column(z):
         "r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
         [z],
         dtype=gl.int32,
-        is_pure=False,  # threads give each other numbers: none may be left out
+        is_pure=False,  # threads exchange numbers, so all must execute it
         pack=16,
     )
 
 
 @gluon.jit
 def store(acc, scores_ptr, tile, head, b, T, N, H, n_blocks, S_LAYOUT: gl.constexpr):
-    """Make blocks b to b + 30 of the weights of their keys [64, 128], and store those that begin at
-    or before their query."""
-    # As an accumulator of 32 columns lies, and as whole rows are stored.
+    """Compute the scores of blocks b to b + 30 from the weights of their keys [64, 128]. Store
+    those of blocks that begin at or before their query."""
+    # The layout of an accumulator of 32 columns, and a layout to store whole rows.
     PART_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     ROW_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     first = tile * ROWS
@@ -203,7 +204,7 @@ def store(acc, scores_ptr, tile, head, b, T, N, H, n_blocks, S_LAYOUT: gl.conste
         t = first + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
         n = gl.arange(0, KEYS, gl.SliceLayout(0, S_LAYOUT))
         key = PARTS * (b + n % PART) - 1 + n // PART
-        key = gl.where(key < 0, N, key)  # before the first key lies nothing
+        key = gl.where(key < 0, N, key)  # there is no key before the first
         acc = gl.where(key[None, :] < seen_of(t, N)[:, None], acc, 0.0)
     even, odd = acc.reshape([ROWS, 2, 2, PART]).permute((0, 3, 1, 2)).split()
     before, x2 = even.split()
@@ -260,8 +261,8 @@ def score(
     D: gl.constexpr,
     Q_SLOTS: gl.constexpr,
 ):
-    """A group of four warps, number ``WHO``. It is ``active`` in pieces whose queries see blocks of
-    its tile of keys; the first group always is. Heads of a piece come in twos, so that none's
+    """Compute scores with group ``WHO`` of four warps. It is ``active`` in pieces whose queries see
+    blocks of its tile of keys; the first group always is. Each turn takes two heads, so that no
     logits are moved between registers."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
@@ -271,7 +272,7 @@ def score(
     there, tile, pair, head = piece_of(gl.program_id(0), H, works)
     active = there & ((GROUPS * pair + WHO) * BLOCKS <= tile)
     lse_a = base_2(lses_of(lse_ptr, tile, head * GROUP, T, S_ROWS))
-    # The logits of a piece's first head are made at the end of the piece before.
+    # The logits of the first head are started at the end of the piece before.
     mbarrier.wait(k_ready.index(WHO), 0, pred=active)
     mbarrier.wait(q_ready.index(0), 0, pred=active)
     k = k_room.index(WHO).permute((1, 0))
@@ -296,7 +297,7 @@ def score(
                 sb = warpgroup_mma(q_room.index(slot), k, zero, use_acc=False, is_async=True)
                 lse_b = base_2(lses + i * T)
                 acc += weights(sa, scale_log2, lse_a)
-                # Passed already. It ends a basic block: without it ptxas may move the weights
+                # Passed already. But it ends a basic block: otherwise ptxas may move the weights
                 # behind the wait for the logits.
                 mbarrier.wait(q_ready.index(slot), c // Q_SLOTS & 1)
                 sb = warpgroup_mma_wait(0, deps=[sb])
@@ -337,7 +338,7 @@ def score(
             there, next_tile, next_pair, next_head = piece_of(work + gl.num_programs(0), H, works)
             next_active = there & ((GROUPS * next_pair + WHO) * BLOCKS <= next_tile)
             next_lse = base_2(lses_of(lse_ptr, next_tile, next_head * GROUP, T, S_ROWS))
-            # Also wait for the slots that are not read: a slot must be filled before it is given
+            # Also wait for slots that are not read, since a slot must be filled before it is given
             # back.
             for c in range(count, next_count):
                 mbarrier.wait(q_ready.index(c % Q_SLOTS), c // Q_SLOTS & 1)
@@ -359,9 +360,9 @@ def score(
         turn += 1
 
 
-# T is specialised: if 16 divides it, fewer rows of a store are compared with it. That spares
-# registers, with which ptxas overlaps weights and logits better. H must not be specialised, because
-# an H of 1 would become a constant.
+# T is specialised: if 16 divides it, a store compares fewer rows with T. That saves registers, and
+# ptxas overlaps weights and logits better. H must not be specialised, because an H of 1 would
+# become a constant.
 @gluon.jit(do_not_specialize=["N", "H", "GROUP", "n_blocks", "works"])
 def block_scores_hopper_kernel(
     q_box,

@@ -1,10 +1,10 @@
 """The kernel that chooses blocks by their scores.
 
-Two levels: a row of scores is cut into groups, of which the highest score is kept. A round takes
-the highest of those, reads its group again (from L1), takes the block, and puts the next highest of
-the group in its place. No list of taken blocks is needed. Blocks are taken by descending score, and
-equal scores by index, so each block up to the last one in this order is taken. One warp does a row,
-and a reduction over 32 lanes is one instruction.
+A row of scores is cut into groups, and the highest score of each group is kept. A round takes the
+highest of these scores, reads its group again (from L1), and replaces the score by the next one of
+the group. No list of taken blocks is needed: blocks are taken by descending score, and equal scores
+by index, so all blocks before the last one in this order are taken. One warp does a row, and a
+reduction over 32 lanes is one instruction.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...jit.sequences import sequence_of
 def _rank(score, block, end):
     """Return an int32 for each score, in the order of the scores.
 
-    It is 0 for a score that is not above 0, and -1 for a block that is not a candidate. Block 0
-    is not, as it is taken without a score, and neither are the blocks from ``end``.
+    It is 0 for a score that is not above 0, and -1 for a block that cannot be taken. These are
+    block 0, which is selected anyway, and the blocks from ``end``.
     """
     # The bits of negative scores, -0.0 and NaN have another order.
     bits = tl.where(score > 0, score, 0.0).to(tl.int32, bitcast=True)
@@ -27,8 +27,8 @@ def _rank(score, block, end):
 
 @triton.jit
 def _store(out_ptr, slot, block, position, base, real, SIZE: tl.constexpr, SPANS: tl.constexpr):
-    """A chosen ``block`` to a slot, as it is or as the span of its tokens up to ``position``, both
-    counted from ``base``."""
+    """Store a chosen ``block`` to a slot: its number, or the span of its tokens up to ``position``,
+    both counted from ``base``."""
     if SPANS:
         start = block * SIZE
         tl.store(out_ptr + slot * 2, base + start, mask=real)
@@ -52,14 +52,15 @@ def _choose(
     ALIGNED: tl.constexpr,
     SPANS: tl.constexpr,
 ):
-    """The blocks of one query at ``position`` of its sequence, -1: of none."""
+    """Choose the blocks of a query at ``position`` of its sequence; -1: the query is in none."""
     held = tl.where(position >= 0, position // SIZE + 1, 0)
     forced = tl.minimum(held, LOCAL + 1)
     end = held - LOCAL
     groups = tl.arange(0, GROUPS)
     members = tl.arange(0, MEMBERS)
     blocks = groups[:, None] * MEMBERS + members[None, :]
-    # Blocks behind the query are not read. Rounded up, the mask lets a lane read four at once.
+    # Blocks after the query are not read. The mask is rounded up, so that a lane reads four at
+    # once.
     behind = end
     if ALIGNED:
         behind = (tl.maximum(end, 0) + 15) // 16 * 16
@@ -80,8 +81,8 @@ def _choose(
         rest = tl.max(tl.where(block == chosen, -1, rank), 0)
         highest = tl.where(groups == group, rest, highest)
         if GROUPS == MEMBERS:
-            # Changes nothing: no rank is below -1. But what meets ``rank`` is laid out as it is,
-            # one a lane, where all four reductions of a round are one instruction each.
+            # Changes no value, since no rank is below -1. But it gives ``rank`` this layout,
+            # one element for each lane, so that each of four reductions is one instruction.
             highest = tl.maximum(highest, tl.minimum(rank, -1))
         last = best
         _store(out_ptr, i, chosen, position, base, True, SIZE, SPANS)
@@ -132,7 +133,7 @@ def select_blocks_kernel(
     PACKED: positions are counted from where cu_seqlens begins the query's sequence.
     BEHIND: the queries of a sequence are the last of its tokens, and spans are counted from where
     cu_tokens begins the first sequence.
-    POSITIONS: an entry of the batch adds its own number to its positions, up to ``last_position``.
+    POSITIONS: each batch entry adds a number to its positions, which end at ``last_position``.
     A query at a position below 0 selects nothing.
     WITH_WINDOW, for one query: spans [B,2,H,COUNT,2]; the second of the two has the last ``window``
     keys as its only span.
@@ -154,7 +155,7 @@ def select_blocks_kernel(
                     base = tl.load(cu_tokens_ptr + sequence)
                     queries = tl.load(cu_ptr + sequence + 1) - begin
                     place += tl.load(cu_tokens_ptr + sequence + 1) - base - queries
-                    # Malformed cu_seqlens must not lead out of the scores of a row.
+                    # If cu_seqlens is malformed, stay within the scores of the row.
                     place = tl.minimum(place, last_position)
                 position = tl.where(inside, place, -1)
             if POSITIONS:

@@ -1,4 +1,4 @@
-"""Chosen blocks of keys for every query of a sequence: ``block_selection_attention``."""
+"""``block_selection_attention``: each query attends to blocks of keys that it chose."""
 
 from __future__ import annotations
 

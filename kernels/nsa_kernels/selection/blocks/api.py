@@ -54,8 +54,8 @@ def block_selection_attention(
         cu_seqlens: int32 [sequences + 1], when B = 1 and T packs several sequences. Its values are
             never read on the host; tokens in no sequence give 0.
         plan: what ``plan_blocks`` made of the same block_indices, block_size and cu_seqlens.
-        workspace_bytes: bound of the memory needed besides arguments and results; lists of which
-            query a block belongs to come on top (half as much again at a million tokens).
+        workspace_bytes: bound of the memory besides arguments, results and the lists of queries of
+            each block. At a million tokens, these lists take half as much.
         return_lse: also return the log-sum-exp, not differentiable.
 
     Returns:
@@ -81,11 +81,11 @@ def block_selection_attention(
         return (out, lse) if return_lse else out
     shape = shape_of(q, k, v, block_indices, block_size)
     if shape.n == 0:
-        # Nothing, which autograd connects to the inputs.
+        # An empty result, which autograd connects to the inputs.
         out = q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum() for x in (q, k, v))
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else out
     if grad and not without_values:
-        # Refuse now, not after the forward, what the backward does not take.
+        # Refuse here what the backward does not support, and not after the forward.
         backward_config(shape)
     if plan is None and not grad and query_major_wins(shape):
         query_major = torch.ops.nsa_kernels.block_query_major
@@ -114,7 +114,7 @@ def _launch(
     sm_scale: float | None,
     workspace_bytes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward without a gradient, out and lse: the operators would take longer than the
+    """Return out and lse without a gradient, and without operators, which take longer than the
     launches."""
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
     scale = softmax_scale(OP, q, sm_scale)

@@ -1,4 +1,4 @@
-"""Block-major backward: dK and dV stay with a block, dQ leaves as one partial a (query, block).
+"""Block-major backward: a program keeps dK and dV of a block, and stores a partial dQ per query.
 
 The probabilities are recomputed from the LSE. A work item sums dK and dV of its block over its
 queries. The first item of a block adds them to the total. Further items store theirs in a
@@ -46,10 +46,9 @@ def block_major_backward(
 
     Args:
         out, lse: [N, HQ, Dv] and [N, HQ], contiguous; do: [N, HQ, Dv].
-        heads: as the forward's.
-        gated: of [N, HQ]; then ``do`` is the gradient of the sum, and ``out`` is not read.
-        onto: gradients of k and v, contiguous, to which dk and dv are added, and which are returned
-            as dk and dv.
+        heads: as in the forward.
+        gated: with [N, HQ]. Then ``do`` is the gradient of the gated sum, and ``out`` is not read.
+        onto: contiguous gradients of k and v. dk and dv are added to them, and they are returned.
     """
     n, hq, d = q.shape
     h, dv = v.shape[1:]
@@ -149,14 +148,14 @@ def _main(
     config: BlockConfig,
     dims: dict[str, int],
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """The kernel of the main launch, q and do as it takes them, and its constants and options.
-    dims: the head dims, as Triton's takes them.
+    """Return the kernel of the main launch, its q and do, and its constants and options.
 
-    Both kernels take the same arguments, but that Gluon's may copy q and do in boxes.
+    ``dims``: the head dims for the kernel in Triton. The kernel in Gluon takes the same arguments,
+    but q and do may be descriptors.
     """
     g = q.shape[1] // k.shape[1]
     if runs_gluon(q.device) and hopper_backward_fits(q, k, v, lse, do, block_size):
-        # Not with every Triton can it be imported.
+        # Some Tritons cannot import it.
         from .kernels import hopper_backward as hopper
 
         constants = hopper.constants_of(g)

@@ -1,4 +1,4 @@
-"""What ``block_selection_attention`` and ``plan_blocks`` take."""
+"""Checks of the arguments of ``block_selection_attention`` and ``plan_blocks``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_plan(
         == plan_sizes(index.shape, sequences, block_size, plan.chunk)
         and plan.places.device == index.device,
         f"block_selection_attention: the plan (block_size {plan.block_size}, places "
-        f"{tuple(plan.places.shape)} on {plan.places.device}) is not one of block_indices "
+        f"{tuple(plan.places.shape)} on {plan.places.device}) does not fit block_indices "
         f"{tuple(index.shape)} on {index.device}, these cu_seqlens and block_size {block_size}; "
         "make it by plan_blocks of the same arguments",
     )

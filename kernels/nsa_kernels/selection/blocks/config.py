@@ -1,4 +1,4 @@
-"""How the block kernels are launched, and which of them: rules from shapes.
+"""Rules from shapes that choose a block kernel, and how it is launched.
 
 docs/explanation/kernels/blocks.md says why; notes/blocks.md holds the sweeps.
 """
@@ -17,9 +17,9 @@ from ...launch.sizes import cdiv, next_power_of_2
 
 WORKSPACE_BYTES = 1 << 30
 NO_CHUNK = 32
-"""Tokens of a chunk of a plan of no tokens, which has no chunks."""
+"""Tokens of a chunk in a plan without tokens, which has no chunks."""
 BITS_BYTES = 64 << 20
-"""Scratch memory for the bits of a plan; above it the plan is built in several passes."""
+"""Scratch memory for the bits of a plan. If they need more, the plan is built in several passes."""
 PROGRAMS = 2048
 """Work items that keep a large device busy to the end of a launch."""
 
@@ -44,16 +44,16 @@ class BlockShape:
 
     @property
     def plan_bytes(self) -> int:
-        """Lists of the plan, and the bits while it is built."""
+        """Return the bytes of the plan's lists, and of its bits while it is built."""
         bits = self.n * self.h * cdiv(self.n, self.block_size) // 8
         return 8 * self.n * self.h * self.s + 2 * min(bits, BITS_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """A launch: ``rows`` (query, head) a tile, at most ``queries`` of a block a program.
+    """A launch: ``rows`` (query, head) of a tile, and at most ``queries`` of a block for a program.
 
-    ahead: the forward loads a tile's tokens one tile early.
+    ``ahead``: the forward loads the tokens of a tile one tile early.
     """
 
     rows: int
@@ -64,7 +64,7 @@ class BlockConfig:
 
 
 def beyond_int32(*tensors: torch.Tensor) -> bool:
-    """Whether an element of one of them is 2**31 or more elements from its first."""
+    """Return whether a tensor has an element 2**31 or more elements after its first."""
     return any(
         sum((n - 1) * abs(stride) for n, stride in zip(x.shape, x.stride(), strict=True)) >= 1 << 31
         for x in tensors
@@ -72,10 +72,10 @@ def beyond_int32(*tensors: torch.Tensor) -> bool:
 
 
 def hopper_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int) -> bool:
-    """Whether ``kernels/hopper.py`` takes a call; q [N, HQ, D], k [N, H, D], v [N, H, Dv].
+    """Return whether ``kernels/hopper.py`` takes q [N, HQ, D], k [N, H, D] and v [N, H, Dv].
 
-    Its tiles are 64 rows, which a group has to divide, by 64 keys, of 64 columns once or twice. It
-    copies 16 bytes at a time, so the compiler must know that addresses are multiples of 16 bytes.
+    Its tiles have 64 rows, a multiple of the group, and 64 keys, with 64 or 128 columns. It copies
+    16 bytes at a time, so the compiler must know that addresses are multiples of 16 bytes.
     Strides must be multiples of 16 elements, because Triton says nothing finer about them.
     """
     return (
@@ -95,8 +95,8 @@ def hopper_backward_fits(
     do: torch.Tensor,
     block_size: int,
 ) -> bool:
-    """Whether ``kernels/hopper_backward.py`` takes a call that ``hopper_fits``; lse [N, HQ], do
-    [N, HQ, Dv]. It has offsets of 32 bits, and a token is so many heads behind the one before."""
+    """Return whether ``kernels/hopper_backward.py`` takes a call that ``hopper_fits``; lse [N, HQ],
+    do [N, HQ, Dv]. It has offsets of 32 bits, and tokens must be a whole number of heads apart."""
     return (
         hopper_fits(q, k, v, block_size)
         and q.shape[2] == v.shape[2] == 128
@@ -108,34 +108,34 @@ def hopper_backward_fits(
 
 
 def _in_16_bytes(x: torch.Tensor) -> bool:
-    """Whether the compiler can know that rows of x [N, H, D] are copied in 16 bytes."""
+    """Return whether the compiler can know that rows of x [N, H, D] are aligned to 16 bytes."""
     aligned = x.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in x.stride()[:2])
     return x.stride(2) == 1 and aligned
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Tokens of a chunk and KV heads worked on at once."""
+    """Tokens of a chunk, and KV heads that are worked on at once."""
 
     chunk: int
     heads: int
 
 
 WIDE_SHARED = 200 << 10
-"""Bytes a program; GPUs with more multiply transposed operands where they lie."""
+"""Shared memory of a program, in bytes. GPUs with more multiply transposed operands in place."""
 
 
 def _forward_bytes(shape: BlockShape, rows: int) -> int:
-    """Upper bound of the shared memory of a forward tile: K and V, q, the scores."""
+    """Return an upper bound of the shared memory of a forward tile: K and V, q, the scores."""
     d, dv = next_power_of_2(shape.d), next_power_of_2(shape.dv)
     held = shape.block_size * (d + dv) + rows * d + 2 * rows * shape.block_size
     return held * shape.dtype.itemsize
 
 
 def _backward_bytes(shape: BlockShape, rows: int) -> int:
-    """Shared memory of a backward tile, as compiled: K and V, q and d_out, one tile of scores.
+    """Return the shared memory of a compiled backward tile: K and V, q and d_out, the scores.
 
-    Other GPUs than those with ``WIDE_SHARED`` keep K a second time, transposed.
+    GPUs with less than ``WIDE_SHARED`` also keep a transposed K.
     """
     d, dv = next_power_of_2(shape.d), next_power_of_2(shape.dv)
     wide = device_limits(shape.device).shared_bytes > WIDE_SHARED
@@ -146,10 +146,10 @@ def _backward_bytes(shape: BlockShape, rows: int) -> int:
 
 
 def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int]) -> int:
-    """The most rows of a tile, 64 or a query's heads, whose operands fit in shared memory.
+    """Return the most rows of a tile, 64 or a query's heads, that fit in shared memory.
 
     Raises:
-        ValueError: not even the fewest fit.
+        ValueError: even the fewest rows do not fit.
     """
     one = next_power_of_2(shape.group)
     if shape.dtype.itemsize == 4:
@@ -171,13 +171,13 @@ def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int
 
 
 def forward_config(shape: BlockShape) -> BlockConfig:
-    """Work items of about a thousand rows: long enough to pay for K and V, short for the tail."""
+    """Return work items of about 1,000 rows, to load K and V rarely and still end evenly."""
     rows = _tile_rows(shape, "forward", _forward_bytes)
     wide = max(shape.d, shape.dv) > 128
     # 128 registers let four programs of four warps share a multiprocessor.
     plain = shape.dtype.itemsize == 4 or wide
     queries = max(64, 512 // shape.group)
-    # The tokens of the next tile fit in the registers left if they are few (G = 4: +10 % time).
+    # With a large group, a tile has few tokens, and those of the next one fit in registers.
     ahead = not plain and shape.group >= 16
     return BlockConfig(rows, queries, 8 if wide else 4, None if plain else 128, ahead)
 
@@ -188,7 +188,7 @@ def _backward_queries(shape: BlockShape) -> int:
 
 
 def backward_config(shape: BlockShape) -> BlockConfig:
-    """Longer items than the forward's: a program ends with dK and dV to be written."""
+    """Return longer items than in the forward, since each program also writes dK and dV."""
     warps = 8 if max(shape.d, shape.dv) > 128 else 4
     return BlockConfig(
         _tile_rows(shape, "backward", _backward_bytes), _backward_queries(shape), warps, None
@@ -196,7 +196,7 @@ def backward_config(shape: BlockShape) -> BlockConfig:
 
 
 def _even(n: int, most: int) -> int:
-    """The length of chunks of at most ``most`` tokens that share n evenly; a multiple of 32."""
+    """Return the length of even chunks of n tokens, at most ``most``; a multiple of 32."""
     return min(cdiv(cdiv(n, cdiv(n, most)), 32) * 32, most)
 
 
@@ -208,7 +208,7 @@ def _too_small(cap: int, need: int) -> ValueError:
 
 
 def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """Chunks of tokens with as many heads at once as leave them a thousand tokens."""
+    """Return chunks of at least 1,000 tokens, with as many heads at once as possible."""
     entry = shape.group * (shape.dv * shape.dtype.itemsize + 4)
     left = cap - shape.plan_bytes
     if left < 32 * shape.s * entry:
@@ -219,10 +219,10 @@ def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
 
 
 def backward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """The fewest launches, and of equals the longest chunks.
+    """Return the workspace with the fewest launches, then with the longest chunks.
 
-    dK and dV of the heads at hand are summed in fp32; what further items of a block sum takes at
-    most a block a whole item.
+    dK and dV of the heads in a launch are summed in fp32. The further items of a block store their
+    sums, at most one block for each full item.
     """
     width = shape.d + shape.dv
     left = cap - 8 * shape.n * shape.h * shape.s - 4 * shape.n * shape.hq
@@ -245,12 +245,13 @@ def backward_workspace(shape: BlockShape, cap: int) -> Workspace:
 
 
 def heads_at_once(shape: BlockShape, chunk: int, room: Workspace) -> int:
-    """KV heads of a launch with a plan in chunks of ``chunk``, in the room of another's."""
+    """Return the KV heads of a launch, with a plan in chunks of ``chunk``, in a given workspace."""
     return min(shape.h, max(room.chunk * room.heads // chunk, 1))
 
 
 def query_major_wins(shape: BlockShape) -> bool:
-    """Return whether reading every chosen block a query beats planning, partials and their merge.
+    """Return whether the query-major kernel is faster than a plan, block-major partials and a
+    merge.
 
     The rates of the two loops, from L2 and from memory, are in bytes/us. They were measured with an
     H200 and are scaled by data sheets for other devices.

@@ -1,9 +1,9 @@
 """Block-major forward: a program keeps one block of keys and walks the queries that chose it.
 
-Query-major loops read K and V of every chosen block from L2 for every query, and that traffic is
-their limit. Here a block is read once a work item, and what moves instead is one partial result a
-(query, block): ``G * Dv`` values written and read once. The partials of a chunk of tokens are
-merged by their LSE before the next chunk overwrites them, which bounds the workspace.
+Query-major loops read K and V of every chosen block from L2 for every query, which limits their
+speed. Here a block is read once for each work item. Instead, each (query, block) writes and reads a
+partial result once, ``G * Dv`` values. The partials of a chunk of tokens are merged by their LSE
+before the next chunk overwrites them, which bounds the workspace.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from .plan import BlockPlan
 class GatedSum:
     """The sum of three branches that the last merge writes: ``total`` [N, HQ, Dv].
 
-    compressed, near: the other two, [N, HQ, Dv]; ``near`` may be ``total`` itself. gates: [N, HQ,
-    3], contiguous as they are. kept: whether the merged branch itself is wanted, for the backward.
+    compressed, near: the other two branches, [N, HQ, Dv]; ``near`` may be ``total`` itself. gates:
+    [N, HQ, 3]. All are contiguous. kept: whether the merged branch is also stored, for the
+    backward.
     """
 
     total: torch.Tensor
@@ -97,9 +98,9 @@ def block_major_forward(
 def _main(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int, config: BlockConfig
 ) -> tuple[Any, dict[str, Any]]:
-    """The kernel of the main launch, with its constants and options.
+    """Return the kernel of the main launch, with its constants and options.
 
-    Both take the same arguments. Gluon's has its number of rows and warps in its code.
+    Both kernels take the same arguments. In Gluon, the numbers of rows and warps are fixed.
     """
     hq, d = q.shape[1:]
     h, dv = v.shape[1:]
@@ -107,7 +108,7 @@ def _main(
     queries, wide = config.queries, beyond_int32(q)
     options = {"num_stages": 1, "maxnreg": config.registers}
     if runs_gluon(q.device) and hopper_fits(q, k, v, block_size):
-        # Not with every Triton can it be imported.
+        # Some Tritons cannot import it.
         from .kernels.hopper import hopper_forward_kernel
 
         constants = {"G": g, "D": d, "DV": dv, "QUERIES": queries, "WIDE": wide}

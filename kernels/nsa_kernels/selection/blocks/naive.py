@@ -1,5 +1,5 @@
-"""Block selection in plain torch: equation 2 of arXiv 2502.11089 with a mask over all keys, which
-lets through what equation 12 puts together. For tests and float64."""
+"""Block selection in plain torch, for tests and float64: equation 2 of arXiv 2502.11089, with a
+mask for the keys of equation 12."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def naive_blocks(
     sm_scale: float,
     cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [B, T, HQ, Dv] and lse [B, T, HQ] as ``block_selection_attention``; memory T * T * HQ.
+    """Return out [B, T, HQ, Dv] and lse [B, T, HQ], like ``block_selection_attention``.
 
-    Differentiable, in any dtype; reads ``cu_seqlens`` on the host.
+    It takes memory T * T * HQ, is differentiable in any dtype, and reads ``cu_seqlens`` on the
+    host.
     """
     length, heads = k.shape[1:3]
     group = q.shape[2] // heads

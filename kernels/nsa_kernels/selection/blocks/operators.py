@@ -43,12 +43,12 @@ def shape_of(
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """[B, T, …] as [B * T, …] without a copy."""
+    """Return [B, T, …] as [B * T, …] without a copy."""
     return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def results_of(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for out [B, T, HQ, Dv] and lse [B, T, HQ]."""
+    """Allocate out [B, T, HQ, Dv] and lse [B, T, HQ]."""
     b, t, hq, _ = q.shape
     out = torch.empty((b, t, hq, v.shape[3]), dtype=q.dtype, device=q.device)
     return out, torch.empty((b, t, hq), dtype=torch.float32, device=q.device)
@@ -58,7 +58,7 @@ def results_of(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def run_plan(
     block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The lists of a ``BlockPlan``."""
+    """Return the tensors of a ``BlockPlan``."""
     plan = build_plan(block_indices, cu_seqlens, block_size, chunk, cleared=True)
     return plan.entries, plan.places, plan.first, plan.count, plan.edges
 
@@ -88,7 +88,7 @@ def run_query_major(
     block_size: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward that needs no plan: out and lse."""
+    """Return out and lse of the forward that needs no plan."""
     out, lse = results_of(q, v)
     query_major_forward(
         _flat(q),
@@ -125,7 +125,7 @@ def run_block_major(
     sm_scale: float,
     workspace_bytes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward with the lists of a ``BlockPlan``: out and lse."""
+    """Return out and lse of the forward with the tensors of a ``BlockPlan``."""
     out, lse = results_of(q, v)
     plan = BlockPlan(entries, places, first, count, edges, block_size)
     shape = shape_of(q, k, v, places.view(*k.shape[:3], -1), block_size)
@@ -193,11 +193,10 @@ def _differentiate(
     _d_lse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("block_selection_attention")
-    if d_out is None:  # what follows the output passed no gradient on
+    if d_out is None:  # the output got no gradient
         return (None,) * 11
     q, k, v, out, lse, *lists = ctx.saved_tensors
-    # A gradient may come expanded from a sum; copied here it does not keep the launches from being
-    # replayed.
+    # The gradient of a sum is expanded. It is copied here, as a copy inside would prevent replays.
     gradients = backward(q, k, v, out, lse, d_out.contiguous(), *lists, *ctx.options)
     return (*gradients, *[None] * 8)
 

@@ -1,7 +1,7 @@
 """Query-major forward: a program takes the heads of one (token, KV head) and reads its blocks.
 
-Right where there are few tokens (decode, short prompts) or many heads a group: nothing is planned,
-nothing is merged; every chosen block is read once a token.
+It is the faster way if tokens are few (decode, short prompts) or groups are large. There is no plan
+and no merge, and each token reads every block that it chose.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def query_major_forward(
 
     Args:
         index: int32 [N, H, S].
-        cu_seqlens: int32 [sequences + 1]; None: sequences of ``length`` tokens each.
+        cu_seqlens: int32 [sequences + 1]. None: each sequence has ``length`` tokens.
     """
     n, hq, d = q.shape
     h, dv = v.shape[1:]

@@ -1,7 +1,8 @@
 """The row and range kernels in CUDA C++, compiled when first called.
 
 docs/explanation/kernels/cuda.md says how they work.
-Needs ``nsa-kernels[cuda]``; what it cannot do raises ``Unsupported``, nothing else is run instead.
+It needs ``nsa-kernels[cuda]``. Calls that it cannot serve raise ``Unsupported``. There is no
+fallback.
 """
 
 from __future__ import annotations

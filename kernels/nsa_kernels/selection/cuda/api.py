@@ -1,4 +1,4 @@
-"""Launchers of the CUDA C++ kernels. Same contracts as the Triton kernels of the same names."""
+"""Launchers of the CUDA C++ kernels, with the contracts of the Triton kernels of these names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .nvrtc import Unsupported, Variant, launch
 HEAD_DIMS = (64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
 SPANS = (32, 128)
-"""Spans a row that the range kernel is compiled for; a row may have fewer."""
+"""Numbers of spans that the range kernel is compiled for; a row may have fewer."""
 HEADS = 16
-"""Heads of a block: rows of the tensor cores' product."""
+"""Heads of a block, which are rows of a product on tensor cores."""
 LEAST_SHARE = 128
-"""Keys of a share of spans at least, as ``ranges.cu`` has it."""
+"""The fewest keys of a share of spans, the same as in ``ranges.cu``."""
 
 
 class Tile(NamedTuple):
@@ -39,10 +39,10 @@ class Tile(NamedTuple):
 
 
 def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
-    """The tile for these head dims; it fits the 99 KiB that the smallest GPUs give a block.
+    """Return the tile for head dims. It fits in 99 KiB of shared memory, the least of all GPUs.
 
-    Few blocks need a third buffer to keep the memory busy. Where there are many, a third block on a
-    multiprocessor is worth more, if the buffers are large.
+    If blocks are few, a third buffer keeps the memory busy. If they are many and buffers are large,
+    two buffers are better, since a third block then fits on a multiprocessor.
     """
     narrow = d + dv <= 128
     return Tile(4, 16, 3 if narrow or (few and spans <= SPANS[0]) else 2)
@@ -58,13 +58,13 @@ class Plan:
     spans: int = 0
 
     def variant(self, kernel: str, q: torch.Tensor, v: torch.Tensor) -> Variant:
-        """The kernel that is launched."""
+        """Return the kernel that is launched."""
         bf16 = q.dtype == torch.bfloat16
         return Variant(kernel, q.shape[-1], v.shape[-1], bf16, *self.tile, self.spans)
 
 
 def plan_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Plan:
-    """How ``selection_rows`` is launched on these tensors."""
+    """Return how ``selection_rows`` is launched on these tensors."""
     n, h, d = q.shape
     dv = v.shape[-1]
     config = rows_config(n, h, k.shape[1], d, dv, q.dtype, q.device)
@@ -79,10 +79,10 @@ def plan_ranges(
     ranges: torch.Tensor,
     selected_len: int | None = None,
 ) -> Plan:
-    """How ``selection_ranges`` is launched on these tensors.
+    """Return how ``selection_ranges`` is launched on these tensors.
 
     Raises:
-        Unsupported: more spans a row than the kernel is compiled for.
+        Unsupported: a row has more spans than the kernel is compiled for.
     """
     b, s, g, h, d = q.shape
     rows, n, dv = b * s * g, ranges.shape[-2], v.shape[-1]
@@ -249,7 +249,7 @@ def selection_ranges(
 
 
 def variants(op: str) -> Iterator[Variant]:
-    """Every variant that the op launches. op: "selection_rows" or "selection_ranges"."""
+    """Return every variant that the op launches. op: "selection_rows" or "selection_ranges"."""
     kernel = op.removeprefix("selection_")
     sizes = SPANS if kernel == "ranges" else (0,)
     for d, dv, bf16, spans in itertools.product(HEAD_DIMS, HEAD_DIMS, (False, True), sizes):

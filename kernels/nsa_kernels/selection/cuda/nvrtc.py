@@ -1,7 +1,7 @@
-"""CUDA C++ to cubin to kernel, through NVRTC and ``cuda.core``.
+"""Compile CUDA C++ to cubins and load kernels, by NVRTC and ``cuda.core``.
 
-NVRTC compiles for GPUs that are not here; cubins are kept on disk under a key of cuda.core's
-(source, options, architecture, version of NVRTC).
+NVRTC also compiles for other GPUs than that of this machine. Cubins are kept on disk under a key
+from cuda.core: source, options, architecture and version of NVRTC.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CACHE_LIMIT_BYTES = 256 << 20
 
 
 class Unsupported(RuntimeError):
-    """The CUDA C++ kernels cannot do this, here; the text says why."""
+    """The CUDA C++ kernels cannot serve a call on this machine, for the reason in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel (``rows``, ``ranges``) and its constants (their meaning: ``attend.cuh``)."""
+    """A kernel (``rows``, ``ranges``) and its constants, which ``attend.cuh`` explains."""
 
     kernel: str
     d: int
@@ -40,7 +40,7 @@ class Variant:
 
     @property
     def function(self) -> str:
-        """The kernel's name in the cubin."""
+        """Return the name of the kernel in the cubin."""
         return f"{self.kernel}_cuda_kernel"
 
     @property
@@ -49,12 +49,12 @@ class Variant:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the buffers of all warps."""
+        """Return the bytes of dynamic shared memory of a block: the buffers of all warps."""
         return self.warps * self.stages * self.keys * (self.d + self.dv) * 2
 
     @property
     def constants(self) -> dict[str, int]:
-        """The macros, by name."""
+        """Return the macros by name."""
         macros = {
             "D": self.d,
             "DV": self.dv,
@@ -78,7 +78,7 @@ def _core() -> ModuleType:
 
 @functools.cache
 def _nvrtc() -> tuple[str, frozenset[int]]:
-    """Version of NVRTC and the compute capabilities it compiles for."""
+    """Return the version of NVRTC and the compute capabilities that it compiles for."""
     _core()
     from cuda.bindings import nvrtc
 
@@ -112,7 +112,7 @@ def check_capability(capability: int) -> None:
 
 @functools.cache
 def source(kernel: str) -> str:
-    """The kernel's source with what it shares with the others, as one text."""
+    """Return the source of a kernel and of the shared header as one text."""
     here = Path(__file__).parent
     names = ("attend.cuh", f"{kernel}.cu")
     return "".join(f'#line 1 "{name}"\n{(here / name).read_text()}' for name in names)
@@ -120,7 +120,7 @@ def source(kernel: str) -> str:
 
 @functools.cache
 def _cache(folder: Path) -> Any:
-    """The cache on disk; None where the folder cannot be written, each process then compiles."""
+    """Return the cache on disk. None: the folder cannot be written, so each process compiles."""
     try:
         return _core().utils.FileStreamProgramCache(folder, max_size_bytes=CACHE_LIMIT_BYTES)
     except OSError:
@@ -141,10 +141,10 @@ def _compile(variant: Variant, capability: int) -> Any:
 
 
 def cubin(variant: Variant, capability: int) -> bytes:
-    """Machine code for a compute capability (89); no GPU is needed.
+    """Return machine code for a compute capability such as 89. No GPU is needed.
 
     Raises:
-        Unsupported: no NVRTC, or one that does not know the GPU.
+        Unsupported: NVRTC is missing, or does not know the GPU.
         cuda.core's NVRTCError: the source does not compile; its text is the compiler's log.
     """
     return bytes(_compile(variant, capability).code)
@@ -182,7 +182,7 @@ def launch(
 
     Raises:
         ValueError: the device is not a CUDA device.
-        Unsupported: no NVRTC, or a GPU that it or the kernel cannot serve.
+        Unsupported: NVRTC is missing, or it or the kernel does not support the GPU.
     """
     if device.type != "cuda":
         raise ValueError(f"{variant.kernel}: the CUDA C++ kernel needs CUDA tensors, got {device}")

@@ -97,8 +97,7 @@ def _differentiate(
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("selection_ranges")
     *inputs, out, lse = ctx.saved_tensors
-    # A gradient may come expanded from a sum; copied here it does not keep the launches from being
-    # replayed.
+    # The gradient of a sum is expanded. It is copied here, as a copy inside would prevent replays.
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()

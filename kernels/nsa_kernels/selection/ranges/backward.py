@@ -3,7 +3,7 @@
 Nothing is added up by atomics, so two calls on the same values are equal to the bit. A row
 reads its spans again for dq. Tiles of keys own dk and dv. For each tile a plan lists the queries
 with a span in it, in order, and one program walks the list. If tiles are few, the list is cut into
-shares, which a last launch adds up. Weights are made again from the LSE:
+shares, which a last launch adds up. Weights are computed again from the LSE:
 with p = exp(scale q.k - lse) and delta = rowsum(out do) - dlse,
 
     dv = p^T do;  ds = p (do v^T - delta);  dq = scale ds k;  dk = scale ds^T q
@@ -33,13 +33,14 @@ from .kernels.backward import (
 from .spans import kernel_spans
 
 MAX_PLAN_BYTES = 1 << 30
-"""Memory of the lists of queries; tiles of keys beyond it are planned in a later round."""
+"""Memory of the lists of queries. If they need more, tiles of keys are planned in several
+rounds."""
 LISTED_BYTES = 4 + 8
-"""Of a query in a list: its number, and a bit for each key of the tile."""
+"""Bytes of a query in a list: its number, and a bit for each key of the tile."""
 
 
 class Tiles(NamedTuple):
-    """Tiles of dq (``keys`` of a row at once) and of dk and dv (``rows`` by ``block_n``)."""
+    """Tiles of dq (``keys`` of a row at once), and of dk and dv (``rows`` by ``block_n``)."""
 
     keys: int
     warps: int
@@ -51,7 +52,7 @@ class Tiles(NamedTuple):
 
 
 def backward_tiles(d: int, dv: int, dtype: torch.dtype) -> Tiles:
-    """The tiles for head dims; IEEE fp32 products run on the plain cores."""
+    """Return the tiles for head dims. IEEE fp32 products run on the plain cores."""
     if max(d, dv) > 128 or dtype == torch.float32:
         side = 16 if max(d, dv) > 128 and dtype == torch.float32 else 32
         return Tiles(32, 4, 1, side, side, 4, 1)
@@ -70,7 +71,7 @@ def launch_ranges_backward(
     grad_lse: torch.Tensor | None,
     sm_scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk, dv of ``selection_ranges``, whose results ``out`` and ``lse`` are.
+    """Return dq, dk and dv of ``selection_ranges``, whose results were ``out`` and ``lse``.
 
     Args:
         q, k, v, ranges, sm_scale: as ``selection_ranges``.
@@ -117,7 +118,7 @@ def launch_ranges_backward(
     selected = torch.empty((b * g * at_once,), dtype=torch.int64, device=q.device)
     shares = _shares(key_tiles * b * g, s * h, device_limits(q.device).processors)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
-    # Several turns only of so many entries that each key tile is one share, left in dk and dv.
+    # There are several turns only if the batch is so large that there is one share.
     for some in batches(b, g):
         heads = (some.stop - some.start) * g
         spans_by_query_kernel[(cdiv(s, 64), heads)](
@@ -153,6 +154,6 @@ def launch_ranges_backward(
 
 
 def _shares(programs: int, rows: int, processors: int) -> int:
-    """Into how many shares a list is cut: two programs a multiprocessor, of 512 rows at least if
-    all queries are in it."""
+    """Return into how many shares a list is cut. With them there are two programs for each
+    multiprocessor, and a share has at least 512 rows if all queries are in the list."""
     return max(1, min(2 * processors // programs, rows // 512))

@@ -1,4 +1,4 @@
-"""How the inputs of ``selection_ranges`` must fit together."""
+"""Checks of the inputs of ``selection_ranges``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_ranges(
     ranges: torch.Tensor,
     paged: bool = False,
 ) -> torch.Tensor:
-    """Check how the inputs of ``selection_ranges`` fit together; ranges as a view [B,S,G,n,2].
+    """Check that inputs of ``selection_ranges`` fit together. Return ranges as [B,S,G,n,2].
 
     ``paged``: k and v [pages,G,page,...] are a pool of pages.
 

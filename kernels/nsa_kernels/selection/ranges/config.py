@@ -11,7 +11,7 @@ from ...launch.device import device_limits
 from ...launch.sizes import cdiv
 
 LEAST_SHARE = 64
-"""Keys of a share at least: to merge smaller ones would cost more than it saves."""
+"""The fewest keys of a share: to merge smaller ones costs more than it saves."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -27,12 +27,12 @@ def ranges_config(
     device: torch.device,
     given: Given = None,
 ) -> Config:
-    """The configuration of ``selection_ranges``; its splits share a row's keys evenly.
+    """Return the configuration of ``selection_ranges``, whose splits share a row's keys evenly.
 
     Few rows are split until there is one program a multiprocessor, more rows until there are two.
-    Three quarters of the multiprocessors read as fast as all of them. Only the device knows how
-    many keys a row selects. A launch may have more splits than a row has shares, and the programs
-    left over end at once.
+    Three quarters of the multiprocessors read as fast as all. Only the device knows how many keys a
+    row selects. So a row may have fewer shares than the launch has splits, and the other programs
+    end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)
@@ -52,7 +52,7 @@ def ranges_config(
         rule = (32, 1, 3) if narrow else (64, 4, 2)
     else:
         rule = (64, 4, 3)
-    # The keys of a row are not known, so all lengths are one class.
+    # The number of keys of a row is unknown, so all lengths are one class.
     name = class_name("ranges", crowd, narrow, 0)
     tile, tuned = class_tile(name, rule, dtype.itemsize, device, given)
     block_h, block_l, warps, stages = fit_tile(h, d, dv, dtype.itemsize, limits, tile)

@@ -18,7 +18,7 @@ from .spans import kernel_spans
 
 
 def least_share(block_l: int) -> int:
-    """Keys of a share at least: two tiles, if these are 64 to 128 keys; always whole tiles."""
+    """Return the fewest keys of a share, always whole tiles: two of 64 to 128 keys."""
     return max(block_l, min(max(2 * block_l, LEAST_SHARE), 2 * LEAST_SHARE))
 
 
@@ -34,9 +34,9 @@ def launch_ranges(
     lengths: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``selection_ranges`` on q, k, v whose dtypes, devices and head dims are known to be fine.
+    """Compute ``selection_ranges``. Dtypes, devices and head dims have been checked.
 
-    lengths: int32 [B], how many keys of an entry there are, at most S_kv; its spans are clamped.
+    lengths: int32 [B], the number of keys of an entry, at most S_kv. Spans are clamped to it.
     block_table: int32 [B, n]: k and v [pages, G, page, ...] are a pool. Page i of an entry is
     block_table[entry, i]. Keys of a page that is not in the pool are not attended to.
     """
@@ -63,10 +63,10 @@ def range_shares(
     lengths: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
 ) -> Shares:
-    """The first launch of ``selection_ranges``, on inputs that were checked.
+    """Make the first launch of ``selection_ranges``. The inputs have been checked.
 
-    ``dependent``: it starts beside the launch before, which writes ``ranges`` and nothing else that
-    it reads. ``lengths``, ``block_table``: as ``launch_ranges`` takes them.
+    ``dependent``: it may start while the launch before still runs, which writes ``ranges`` but no
+    other input. ``lengths``, ``block_table``: see ``launch_ranges``.
     """
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
@@ -111,7 +111,7 @@ def range_shares(
         DEPENDENT=dependent,
         PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
         num_warps=config.num_warps,
-        # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
+        # Triton 3.0 and 3.1 cannot pipeline loads that depend on the loads of the search.
         num_stages=config.num_stages if pipelined else 1,
         **launch_options(dependent),
     )

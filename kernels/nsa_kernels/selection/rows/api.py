@@ -105,7 +105,7 @@ def row_shares(
     sm_scale: float | None,
     config: Config | None = None,
 ) -> Shares:
-    """The first launch of ``selection_rows``, on inputs that were checked."""
+    """Make the first launch of ``selection_rows``. The inputs have been checked."""
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
     out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
@@ -141,7 +141,7 @@ def row_shares(
 def selection_rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``selection_rows`` with one program a head, kept to compare with; same arguments and result.
+    """Compute ``selection_rows`` with one program for each head. This is kept for comparison.
 
     Raises:
         TypeError: unsupported or mixed dtypes.

@@ -13,7 +13,7 @@ from ...launch.tuned import Tile
 
 
 def _rows_tile(programs: int, length: int, narrow: bool, processors: int) -> Tile:
-    """The tile of ``rows_group`` when no row is split."""
+    """Return the tile of ``rows_group`` if no row is split."""
     many = programs > 4 * processors
     if length <= 64:
         return max(16, next_power_of_2(length)), 4, 1
@@ -46,11 +46,11 @@ def rows_config(
     *,
     merge: bool = True,
 ) -> Config:
-    """The configuration of ``rows_group`` for a shape on a device.
+    """Return the configuration of ``rows_group`` for a shape on a device.
 
-    Rows that fill the device are not split. Fewer rows are split until there is about one program a
-    multiprocessor, into shares of at least about 128 keys. A row below 512 keys is not split in two
-    if a launch of its own has to ``merge`` them, because that would cost more than it saves.
+    Rows that fill the device are not split. Fewer rows are split into about one program for each
+    multiprocessor, with at least about 128 keys. A row below 512 keys is not split in two if the
+    ``merge`` needs a launch of its own, which costs more than the split saves.
     """
     limits = device_limits(device)
     programs = max(n * cdiv(h, 64), 1)
@@ -76,7 +76,7 @@ def rows_config(
     if chunk > block_l:
         stages = max(stages, 2)
     head_tiles = cdiv(h, block_h)
-    # Few programs wait for their first keys; large, wide tiles restage q too seldom to notice.
+    # With few programs, the wait for the first keys counts. Large, wide tiles restage q rarely.
     late = n * splits * head_tiles <= 4 * limits.processors
     late = late or (block_l >= 128 and not narrow)
     return Config(block_h, block_l, splits, chunk, head_tiles, warps, stages, late, tuned, name)

@@ -1,4 +1,4 @@
-"""``selection_rows`` as the paper has it: equation 2 of arXiv 2502.11089 on chosen keys."""
+"""``selection_rows`` as the paper defines it: equation 2 of arXiv 2502.11089 on chosen keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 def naive_rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [N, H, D], k [N, L, D], v [N, L, Dv] of any floating dtype, which is the results'.
+    """Attend with q [N, H, D] to k [N, L, D], v [N, L, Dv], in any floating dtype.
 
     Returns:
         out [N, H, Dv], the mean of the values weighted by exp(scale q.k), and lse [N, H], the

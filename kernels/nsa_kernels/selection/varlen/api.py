@@ -2,10 +2,11 @@
 
 The launch must not depend on the lengths (no host synchronisation), and one long row must not
 hold up the others. So the packed keys are cut into work items of at most ``chunk`` keys. Item
-``cu_seqlens[n] // chunk + n`` is the first of row ``n``. This is monotone and gives every row at
-least ``ceil(len / chunk)`` items. There are at most ``N + total // chunk`` items. A program finds
-its row by counting the rows that start at or before its item. If the caller knows that no row is
-much longer than the others, and rows are many, a program takes a whole row: no search, no merge.
+``cu_seqlens[n] // chunk + n`` is the first of row ``n``. So items ascend with rows, and every row
+has at least ``ceil(len / chunk)`` items. There are at most ``N + total // chunk`` items. A program
+finds its row by counting the rows that start at or before its item. If the caller knows that no row
+is much longer than the others, and rows are many, a program takes a whole row, without search or
+merge.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .config import varlen_config
 from .kernels import varlen_kernel
 
 ROWS_A_BLOCK = 1024
-"""Rows looked at in each of the two steps of the search."""
+"""Rows that each of the two steps of the search compares."""
 
 
 def selection_varlen(

@@ -13,7 +13,8 @@ from ...launch.tuned import Tile
 
 
 def _packed_tile(longest: int, many: bool, narrow: bool) -> Tile:
-    """The tile of ``varlen_items`` when a program takes a whole row, of up to ``longest`` keys."""
+    """Return the tile of ``varlen_items`` if a program takes a whole row of up to ``longest``
+    keys."""
     if longest <= 256:
         return (32, 2, 3) if many else (64, 4, 3)
     return (128, 4, 3) if narrow and not many else (64, 4, 3)
@@ -31,11 +32,11 @@ def varlen_config(
     device: torch.device,
     given: Given = None,
 ) -> Config:
-    """The configuration of ``selection_varlen``; ``chunk`` keys are one work item.
+    """Return the configuration of ``selection_varlen``, with work items of ``chunk`` keys.
 
     Rows that fill the device are not split if none is over four times as long as the mean.
     Otherwise they get items of their mean length, or of twice the mean if the longest is unknown.
-    So only long rows are split. Few rows are split into two items a multiprocessor.
+    So only long rows are split. Few rows are split into two items for each multiprocessor.
     """
     limits = device_limits(device)
     programs = n * cdiv(h, 64)

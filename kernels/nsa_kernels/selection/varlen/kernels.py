@@ -8,7 +8,8 @@ from ...jit.tiles import attend_span, load_tile, store_row, store_share
 
 @triton.jit
 def find_row(cu_ptr, item, N, chunk, total, BLOCK: tl.constexpr, COARSE: tl.constexpr):
-    """The last row whose first work item is <= ``item`` (-1: none), and its keys' bounds."""
+    """Return the last row whose first work item is <= ``item`` (-1: none), and its bounds of
+    keys."""
     first = 0
     if COARSE > 1:
         index = tl.arange(0, COARSE) * BLOCK
@@ -17,7 +18,7 @@ def find_row(cu_ptr, item, N, chunk, total, BLOCK: tl.constexpr, COARSE: tl.cons
         hits = tl.sum(((start <= item) & (index < N)).to(tl.int32), 0)
         first = tl.maximum(hits - 1, 0) * BLOCK
     index = first + tl.arange(0, BLOCK)
-    # Both ends of every row of the block at once: a second, dependent load would cost a round trip.
+    # Load both ends of every row at once, since a dependent load would cost a round trip.
     low = tl.load(cu_ptr + index.to(tl.int64), mask=index < N, other=0)
     high = tl.load(cu_ptr + (index + 1).to(tl.int64), mask=index < N, other=0)
     low = tl.minimum(tl.maximum(low, 0), total)
@@ -79,7 +80,7 @@ def varlen_kernel(
         length = end - begin
         first_item = begin // chunk + row
         n_parts = tl.cdiv(length, chunk)
-        # Equal shares: a row just above the chunk must not leave a tail of a few keys.
+        # Shares are equal, so that a row just above ``chunk`` leaves no item of a few keys.
         share = tl.cdiv(tl.cdiv(length, tl.maximum(n_parts, 1)), BLOCK_L) * BLOCK_L
         n_parts = tl.cdiv(length, tl.maximum(share, 1))
     n = row.to(tl.int64)

@@ -1,4 +1,4 @@
-"""The gated sum of three branches, of their results or of their shares."""
+"""Kernels of the gated sum of three branches, from their results or from their shares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def gated_sum_kernel(
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Program (query head of a batch): gates [R,3] times the branches [R,DV], summed."""
+    """Program (batch and query head): add up branches [R,DV], weighted by gates [R,3]."""
     row = tl.program_id(0).to(tl.int64)
     dv = tl.arange(0, BLOCK_DV)
     offset = row * DV + dv
@@ -55,10 +55,10 @@ def decode_merge_kernel(
     SETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (key head of a batch, head of its group): gates [.., 3] times the branches, summed.
+    """Program (batch and key head, head of its group): merge the branches, add them up by gates.
 
-    CMP_BLOCK_S, SPANS_BLOCK_S: shares that are looked at together; 0 where nothing was split.
-    CMP_TABLE: rows of compressed keys also differ in their number of shares.
+    CMP_BLOCK_S, SPANS_BLOCK_S: shares that one step merges; 0 if rows are not split. CMP_TABLE:
+    rows of compressed keys differ in their number of shares.
     """
     wait_for_last_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

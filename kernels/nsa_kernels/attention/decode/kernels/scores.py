@@ -35,7 +35,7 @@ def decode_scores_kernel(
 ):
     """Program (batch and key head, block tile): scores [B,H,n_blocks] (``block_scores``).
 
-    LENGTHS: of the compressed keys that an entry's length of tokens completes.
+    LENGTHS: only the compressed keys that the tokens of an entry complete count.
     """
     row = tl.program_id(0)
     batch = (row // H).to(tl.int64)
@@ -57,7 +57,7 @@ def decode_scores_kernel(
         s = tl.zeros([BLOCK_G, BLOCK_J], dtype=tl.float32)
         s = dot(q, tl.trans(k), s)
         p = tl.exp2(s * scale_log2 - base_2(lse)[:, None])
-        # Strides that the key, from its place to REACH further, shares with the block.
+        # The strides that a key, which covers REACH of them, shares with the block.
         first = tl.maximum(tl.zeros_like(keys) + (PLACE - REACH + 1), 0)
         shared = tl.minimum(tl.zeros_like(keys) + (PLACE + 1), SPAN) - first
         acc += tl.where(valid, tl.sum(p, 0), 0.0) * shared
@@ -88,10 +88,11 @@ def decode_scores_of_logits_kernel(
     STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As ``decode_scores_kernel``, of logits fp32 [rows, GROUP, padded] that are there already.
+    """Compute what ``decode_scores_kernel`` does, but from logits fp32 [rows, GROUP, padded].
 
-    A block's SPAN keys lie side by side and are loaded at once; the REACH - 1 before them reach
-    into it. BLOCK_S: 0 where ``lse_ptr`` holds each head's LSE, else at least the number of shares.
+    The SPAN keys that begin in a block are adjacent, and are loaded at once. The REACH - 1 keys
+    before them also reach into the block. BLOCK_S: 0 if ``lse_ptr`` is the LSE of each head, else
+    at least the number of shares.
     LENGTHS: an entry has H rows, and its tokens may complete fewer keys. ``table`` holds the number
     of shares of each row, and ``lse_ptr`` the LSEs of rows with fewer than two shares.
     """
@@ -132,7 +133,7 @@ def decode_scores_of_logits_kernel(
         other=0.0,
     )
     p = tl.where((keys < N) & there, tl.exp2(s - lse_log2[:, None, None]), 0.0)
-    # Strides that a key, from its place to REACH further, shares with the block.
+    # The strides that a key, which covers REACH of them, shares with the block.
     shared = tl.minimum(SPAN - place, REACH)
     acc = tl.sum(tl.sum(p, 0) * shared[None, :], 1)
     for BEFORE in tl.static_range(1, REACH):

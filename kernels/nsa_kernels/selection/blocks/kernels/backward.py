@@ -20,7 +20,7 @@ def delta_kernel(
     BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (rows of out [N * HQ, Dv]): the sum of out * dO of each row."""
+    """Program (rows of out [N * HQ, Dv]): store the sum of out * dO of each row."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dv = tl.arange(0, BLOCK_DV)
     mask = (row < n_rows)[:, None] & (dv[None, :] < DV)
@@ -117,7 +117,7 @@ def backward_kernel(
             if PAD_G != G:
                 real = real & (head < G)
             t = first_token + tl.load(entries_ptr + query, mask=real, other=0)
-            # Registers, as in the forward.
+            # 32 bits, to save registers, as in the forward.
             token = t
             if WIDE:
                 token = t.to(tl.int64)
@@ -125,7 +125,7 @@ def backward_kernel(
             do_row = token * do_st + head * do_sh
             q = load_tile(q_ptr, q_row, 1, real, D, BLOCK_D, True)
             do = load_tile(do_ptr, do_row, 1, real, DV, BLOCK_DV, True)
-            # Rows that are not real get probability 0.
+            # Padded rows get probability 0.
             lse = tl.load(lse_ptr + token * HQ + head, mask=real, other=float("inf"))
             delta = tl.load(delta_ptr + token * HQ + head, mask=real, other=0.0)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
@@ -183,7 +183,7 @@ def spill_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
-    """Program (bin, head, columns of dK | dV): add what further items of the block summed."""
+    """Program (bin, head, columns of dK | dV): add the sums of the further items of a block."""
     bin_ = tl.program_id(0)
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h
@@ -226,8 +226,8 @@ def dq_kernel(
     ROWS: tl.constexpr,
     ADDED: tl.constexpr,
 ):
-    """Program (rows, KV head): the sum of the partials of each row (token, head), slot by slot.
-    ADDED: to what is there."""
+    """Program (rows, KV head): add up the partials of each row (token, head), slot by slot. ADDED:
+    also the values in memory."""
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)
     local_h = tl.program_id(1).to(tl.int64)
@@ -268,7 +268,7 @@ def _narrowed(
     BLOCK: tl.constexpr,
     ADDED: tl.constexpr,
 ):
-    """Rows of fp32 sums into rows of a gradient, in its dtype. ADDED: with what is there."""
+    """Store fp32 sums as rows of a gradient, in its dtype. ADDED: also add the values in memory."""
     col = tl.arange(0, BLOCK)
     mask = real[:, None] & (col[None, :] < WIDTH)
     total = tl.load(sum_ptr + row[:, None] * WIDTH + col[None, :], mask=mask, other=0.0)

@@ -9,8 +9,8 @@ from .plan import CHUNK_AND_HEAD, LISTS, UNROLLED
 
 @triton.jit
 def on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE: tl.constexpr):
-    """How many of ``n`` ascending tokens lie before a block's last key."""
-    # No more than a block has keys can.
+    """Return how many of ``n`` ascending tokens are before a block's last key."""
+    # At most as many as a block has keys.
     offset = tl.arange(0, BLOCK_SIZE)
     token = tl.load(entries_ptr + offset, mask=offset < n, other=0)
     return tl.sum(((offset < n) & (first_token + token < last_key)).to(tl.int32), 0)
@@ -53,7 +53,7 @@ def forward_kernel(
 ):
     """Program (work item, head): partial outputs and LSEs (log2) over one block of keys.
 
-    AHEAD: the tokens of a tile are asked for while the tile before is worked on.
+    AHEAD: the tokens of a tile are loaded during the work on the tile before.
     """
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h
@@ -75,7 +75,7 @@ def forward_kernel(
         k = load_tile(k_ptr + h * k_sh, offset, k_st, held, D, BLOCK_D, True)
         v = load_tile(v_ptr + h * v_sh, offset, v_st, held, DV, BLOCK_DV, True)
         diagonal = on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE)
-        # A tile is ROWS // PAD_G queries, a row a head.
+        # A tile has ROWS // PAD_G queries, with a row for each head.
         rows = tl.arange(0, ROWS)
         head = rows % PAD_G
         if AHEAD:
@@ -93,7 +93,7 @@ def forward_kernel(
                 next_t = first_token + tl.load(entries_ptr + after, mask=after < n, other=0)
             else:
                 t = first_token + tl.load(entries_ptr + query, mask=real, other=0)
-            # Registers are what these kernels lack; 64-bit offsets would take twice as many.
+            # These kernels are short of registers, and 64-bit offsets would take twice as many.
             token = t
             if WIDE:
                 token = t.to(tl.int64)
@@ -101,7 +101,7 @@ def forward_kernel(
             q = load_tile(q_ptr, q_row, 1, real, D, BLOCK_D, True)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
             s = dot(q, tl.trans(k), s)
-            # This also hides keys behind the end of the sequence: they are behind all its queries.
+            # This also hides keys after the end of the sequence, which are after all its queries.
             if i < diagonal:
                 s = tl.where(key[None, :] <= t[:, None], s, float("-inf"))
             top = tl.max(s, 1) * scale_log2
@@ -111,7 +111,7 @@ def forward_kernel(
             acc = dot(narrow(p, v.dtype), v, acc)
             out = narrow(acc * (1.0 / total)[:, None], part_ptr.dtype.element_ty)
             to = query * G + head
-            # Written once and read by another kernel: they need not push q out of the cache.
+            # Only another kernel reads them, so they should not evict q from the cache.
             tl.store(
                 part_ptr + to[:, None] * DV + dv[None, :],
                 out,
@@ -149,8 +149,8 @@ def merge_kernel(
     """Program (rows, KV head): merge the partials of each row (token, head), slot by slot.
 
     GATED: write the sum of compressed keys, merged row and window, by gates [N,HQ,3], to
-    ``total_ptr``. It may hold the window, since a row is read before it is written. KEPT: write out
-    and lse.
+    ``total_ptr``, which may be the window, since a row is read before it is written. KEPT: write
+    out and lse.
     """
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)

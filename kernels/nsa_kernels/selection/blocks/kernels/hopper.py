@@ -1,9 +1,9 @@
 """The main launch of the block-major forward in Gluon, for Hopper (``forward.py``).
 
-Triton's own waits for its one tile of q. Here the next tile is copied while this one's softmax and
-its product with V are worked on, into the shared memory that the scores were just made from: one
-tile in flight in each of four programs a multiprocessor. More tiles in flight mean fewer programs,
-and were slower.
+The kernel in Triton waits for its one tile of q. Here, once a tile has given its scores, the next
+tile is copied into the same shared memory, during the softmax and the product with V. So each of
+four programs on a multiprocessor has one tile in flight. More tiles in flight mean fewer programs,
+which was slower.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .plan import CHUNK_AND_HEAD, LISTS
 
 ROWS = gl.constexpr(64)
-"""Rows (query, head) of a tile, and keys of a block: what one ``wgmma`` of four warps takes."""
+"""Rows (query, head) of a tile, and keys of a block, as one ``wgmma`` of four warps takes them."""
 SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
-"""Tiles that ``wgmma`` reads: rows of 64 columns, 128 bytes."""
+"""The layout of tiles that ``wgmma`` reads: rows of 64 columns, 128 bytes."""
 COPIES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-"""Of a [64, 64] tile: 16 bytes a thread."""
+"""The layout of loads of a [64, 64] tile, 16 bytes for each thread."""
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-"""Rows by keys, where ``wgmma`` leaves them."""
+"""The layout of rows by keys in a result of ``wgmma``."""
 
 
 @gluon.constexpr_function
 def neighbours(N):
-    """[64, N]: a product of ``wgmma`` after ``in_turn``, eight neighbours of a row a thread."""
+    """Give each thread eight adjacent columns of a product [64, N] of ``wgmma`` after
+    ``in_turn``."""
     wide = [[0, 32], [0, 64]] if N == 128 else [[0, 32]]
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *wide],
@@ -44,14 +45,14 @@ def neighbours(N):
 
 @gluon.jit
 def in_turn(x, N: gl.constexpr):
-    """Columns (i, j, k, 2) of ``x`` [64, N] as (i, k, j, 2), four j and four k; its own inverse."""
+    """Reorder columns (i, j, k, 2) of ``x`` [64, N] to (i, k, j, 2), four j and k; self-inverse."""
     x = x.reshape([64, N // 32, 4, 4, 2]).permute((0, 1, 3, 2, 4))
     return x.reshape([64, N])
 
 
 @gluon.jit
 def block_rows(ptr, key, key_end, stride, N: gl.constexpr):
-    """Load [64, N] of K or V that begins at row ``key``; rows at or behind ``key_end`` are 0."""
+    """Load [64, N] of K or V that begins at row ``key``; rows from ``key_end`` are 0."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // N, N // 8], [4, 1], [1, 0])
     key = key + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
@@ -63,7 +64,7 @@ def block_rows(ptr, key, key_end, stride, N: gl.constexpr):
 def tile_tokens(entries_ptr, first, n, G: gl.constexpr, WIDE: gl.constexpr):
     """Return the token of each row of the tile that begins at query ``first``.
 
-    Rows behind query n get the first token of the chunk. Tokens are loaded one tile before
+    Rows after query n get the first token of the chunk. Tokens are loaded one tile before
     ``copy_tile`` takes them.
     """
     query = first + gl.arange(0, ROWS, gl.SliceLayout(1, COPIES)) // G
@@ -75,7 +76,7 @@ def tile_tokens(entries_ptr, first, n, G: gl.constexpr, WIDE: gl.constexpr):
 
 @gluon.jit
 def copy_tile(q_ptr, token, q_st, q_sh, tile, G: gl.constexpr, D: gl.constexpr):
-    """Ask for rows (``token``, head) of q; ``tile``: [D // 64, 64, 64]."""
+    """Start to copy rows (``token``, head) of q to ``tile`` [D // 64, 64, 64]."""
     head = gl.arange(0, ROWS, gl.SliceLayout(1, COPIES)) % G
     column = gl.arange(0, 64, gl.SliceLayout(0, COPIES))
     at = (token * q_st + head.to(token.dtype) * q_sh)[:, None] + column[None, :]
@@ -85,7 +86,7 @@ def copy_tile(q_ptr, token, q_st, q_sh, tile, G: gl.constexpr, D: gl.constexpr):
 
 @gluon.jit
 def tile_scores(tile, k, D: gl.constexpr):
-    """q.k, fp32 [64, 64], of two tiles [D // 64, 64, 64]."""
+    """Return q.k, fp32 [64, 64], of two tiles [D // 64, 64, 64]."""
     s = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     for part in gl.static_range(D // 64):
         transposed = k.index(part).permute((1, 0))
@@ -122,9 +123,9 @@ def hopper_forward_kernel(
     QUERIES: gl.constexpr,
     WIDE: gl.constexpr,
 ):
-    """Program (work item, head) of four warps, as ``forward_kernel``; blocks of 64 keys.
+    """Program (work item, head) of four warps: see ``forward_kernel``. Blocks have 64 keys.
 
-    ``config.hopper_fits`` says what it takes.
+    ``config.hopper_fits`` says which calls it takes.
     """
     TOKENS: gl.constexpr = ROWS // G
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
@@ -159,8 +160,8 @@ def hopper_forward_kernel(
         k.index(0).store(k0)
         if D == 128:
             k.index(1).store(k1)
-        # So that the columns of what is multiplied with it are neighbours within a thread, and
-        # leave in 16 bytes with no turn through shared memory.
+        # So that adjacent columns of the product are in one thread, which stores 16 bytes at once
+        # without a detour through shared memory.
         v.store(in_turn(v_rows, DV))
         last_key = first_key + (ROWS - 1) - first_token
         next_first = gl.load(entries_ptr)
@@ -197,7 +198,7 @@ def hopper_forward_kernel(
             acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
             out = gl.convert_layout(in_turn(acc.to(dtype), DV), OUT)
             left = (n - i) * G
-            # Written once and read by another kernel: they need not push q out of the cache.
+            # Only another kernel reads them, so they should not evict q from the cache.
             gl.store(
                 part_ptr + (i * G + out_row)[:, None] * DV + out_column[None, :],
                 out,

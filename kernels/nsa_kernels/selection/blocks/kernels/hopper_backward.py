@@ -1,10 +1,10 @@
 """The main launch of the block-major backward in Gluon, for Hopper (``backward.py``).
 
-Triton's own waits for its one tile of q and dO. Here a multiprocessor has one program, whose warps
-have parts of their own: some copy the tiles to come, four of each, to shared memory, and two groups
-of four take these tiles in turn. The groups share K and V. Each sums dK and dV over its own tiles.
-In the end, the first gets the dK of the second, and the second the dV of the first. So the order of
-the sums does not depend on timing.
+The kernel in Triton waits for its one tile of q and dO. Here a multiprocessor has one program,
+whose warps share the work. Some copy tiles in advance to shared memory, up to four of q and of dO.
+Two groups of four warps take these tiles in turn. The groups share K and V, and each sums dK and dV
+over its own tiles. In the end, the first group adds the dK of both, and the second the dV of both.
+So the order of sums does not depend on timing.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from .plan import CHUNK_AND_HEAD, LISTS
 D = gl.constexpr(128)
 """Columns of q, k, v and dO."""
 BYTES = gl.constexpr(2)
-"""Of a number."""
+"""Bytes of an element."""
 Q_SLOTS = gl.constexpr(4)
-"""Tiles of q that are in shared memory at once; with fewer than four, two sums have no room."""
+"""Tiles of q in shared memory at once. Fewer than four leave no room for two sums."""
 G_SLOTS = gl.constexpr(4)
-"""Likewise of dO."""
+"""Tiles of dO in shared memory at once."""
 LINES = gl.constexpr(3)
-"""Numbers of each row (query, head): its LSE, its rest and its gate."""
+"""Floats of each row (query, head): its LSE, rest and gate."""
 GROUPS = gl.constexpr(2)
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-"""Keys, or rows, by columns, where ``wgmma`` leaves dK, dV and dQ."""
+"""The layout of dK, dV (keys by columns) and dQ (rows by columns) in results of ``wgmma``."""
 WEIGHTS = gl.constexpr(
     gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]), 2)
 )
-"""Keys by rows, where ``wgmma`` takes an operand from registers."""
+"""The layout of keys by rows in an operand of ``wgmma`` from registers."""
 GIVEN = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
-"""A sum on its way to the other group."""
+"""The layout of a sum that goes to the other group."""
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 BOXED_FROM = 8
-"""Heads of a group that make a box of TMA: in shared memory eight rows are swizzled as one."""
+"""Heads of a group that TMA can copy as a box, since shared memory is swizzled by eight rows."""
 
 
 def takes_boxes(group: int) -> bool:
-    """Whether q and dO are copied in boxes, for groups of so many heads: by one warp, by TMA. Else
+    """Return whether one warp copies q and dO in boxes, by TMA, for groups of this size. Otherwise
     four warps copy them by ``cp.async``."""
     return group >= BOXED_FROM
 
 
 def constants_of(group: int) -> dict[str, Any]:
     """Return the constants and options of a launch, except ``QUERIES`` and ``GATED``."""
-    # 384 threads, the idle ones beside a single warp included, share 64 Ki registers.
+    # 384 threads share 64 Ki registers, including the idle ones of a group with one busy warp.
     options = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
     return {"G": group, "BOXED": takes_boxes(group), **options}
 
@@ -67,8 +67,8 @@ def constants_of(group: int) -> dict[str, Any]:
 def line_tokens(entries_ptr, first, n, G: gl.constexpr):
     """Return the token of each row of the tile that begins at query ``first``, for ``copy_lines``.
 
-    Rows behind the last query get its token. They cannot spoil a finite sum: if the values of
-    that token are not finite, the sums of the item are not finite anyway.
+    Rows after the last query get its token. They cannot spoil a finite sum: if values of that token
+    are not finite, the sums of the item are not finite anyway.
     """
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     query = first + gl.arange(0, ROWS, LINE) // G
@@ -79,7 +79,7 @@ def line_tokens(entries_ptr, first, n, G: gl.constexpr):
 def copy_lines(
     lse_ptr, rest_ptr, gate_ptr, token, HQ, lines, slot, G: gl.constexpr, GATED: gl.constexpr
 ):
-    """Ask for the numbers of each row."""
+    """Start to copy the LSE, rest and gate of each row."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     at = token * HQ + gl.arange(0, ROWS, LINE) % G
     async_copy.async_copy_global_to_shared(lines.index(slot * LINES), lse_ptr + at)
@@ -90,14 +90,14 @@ def copy_lines(
 
 @gluon.jit
 def tile_tokens(entries_ptr, first, n, G: gl.constexpr):
-    """As ``line_tokens``, for ``copy_rows``."""
+    """Return what ``line_tokens`` does, in the layout of ``copy_rows``."""
     query = first + gl.arange(0, ROWS, gl.SliceLayout(1, COPIES)) // G
     return gl.load(entries_ptr + gl.minimum(query, n - 1))
 
 
 @gluon.jit
 def copy_rows(ptr, token, stride_t, stride_h, tile, G: gl.constexpr):
-    """Ask for rows (``token``, head) of q or dO."""
+    """Start to copy rows (``token``, head) of q or dO."""
     head = gl.arange(0, ROWS, gl.SliceLayout(1, COPIES)) % G
     column = gl.arange(0, D, gl.SliceLayout(0, COPIES))
     at = (token * stride_t + head * stride_h)[:, None] + column[None, :]
@@ -106,7 +106,7 @@ def copy_rows(ptr, token, stride_t, stride_h, tile, G: gl.constexpr):
 
 @gluon.jit
 def copy_boxes(box, first_row, token, stride_t, boxes, slot, ready, G: gl.constexpr):
-    """Ask for the rows of as many tokens as a tile has; ``boxes``: [slots * 2 * tokens, G, 64]."""
+    """Start to copy the tokens of a tile to ``boxes`` [slots * 2 * tokens, G, 64]."""
     TOKENS: gl.constexpr = ROWS // G
     LAYOUT: gl.constexpr = gl.BlockedLayout([TOKENS], [32], [gl.num_warps()], [0])
     which = gl.arange(0, TOKENS, LAYOUT)
@@ -188,7 +188,7 @@ def copy(
 
 @gluon.jit
 def widened(x):
-    """``x`` of 16 bits in fp32. In assembly, so that not what it was rounded from is kept."""
+    """Convert ``x`` of 16 bits to fp32. Assembly keeps the compiler from using unrounded values."""
     if x.dtype == gl.bfloat16:
         code: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
     else:
@@ -215,13 +215,13 @@ def probabilities(
     GATED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """[keys, rows] of scores ``s``, times the gate."""
+    """Return probabilities [keys, rows] of scores ``s``, times the gate."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
     lse = lines.index(slot * LINES).load(COLUMNS) * 1.4426950408889634
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if MASKED:
         query = first + gl.arange(0, ROWS, COLUMNS) // G
-        # Behind the last query none sees a key.
+        # No row after the last query sees a key.
         token = gl.load(entries_ptr + query, mask=query < n, other=-0x40000000)
         key = origin + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
         p = gl.where(key[:, None] <= token[None, :], p, 0.0)
@@ -256,7 +256,7 @@ def step_of(
     BOXED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Tile ``i``. MASKED: not every query sees every key, or there are fewer queries than rows."""
+    """Do tile ``i``. MASKED: not every query sees every key, or queries are fewer than rows."""
     TOKENS: gl.constexpr = ROWS // G
     OUT: gl.constexpr = neighbours(D)
     dtype: gl.constexpr = part_ptr.dtype.element_ty
@@ -284,12 +284,12 @@ def step_of(
     dp = warpgroup_mma_wait(1, deps=[dp])
     # 16 registers where ``p`` itself would be 32.
     ds = (widened(rounded) * (dp - rest[None, :])).to(dtype)
-    # Passed long ago. It ends a basic block: without it ptxas moves what is above behind the waits.
+    # Passed long ago. But it ends a basic block, so ptxas moves nothing from above after the waits.
     mbarrier.wait(q_ready.index(q_slot), q_parity)
     ds_room.store(ds)
     dk = warpgroup_mma(gl.convert_layout(ds, WEIGHTS), q, dk, is_async=True)
     fence_async_shared()
-    # All three in flight take more registers than there are, and ptxas would make them wait.
+    # Three products in flight would need too many registers, so ptxas would serialise them.
     dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
     gl.thread_barrier()
     zeros = gl.zeros([ROWS, D], gl.float32, SUMS)
@@ -300,7 +300,7 @@ def step_of(
     out = gl.convert_layout(in_turn(dq.to(dtype), D), OUT)
     row = gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
     column = gl.arange(0, D, gl.SliceLayout(0, OUT))
-    # Written once and read by another kernel: they need not push q out of the cache.
+    # Only another kernel reads them, so they should not evict q from the cache.
     gl.store(
         part_ptr + (i * ROWS + row)[:, None] * D + column[None, :],
         out,
@@ -317,8 +317,8 @@ def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
     LAYOUT: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     j = gl.arange(0, ROWS, LAYOUT)
     token = gl.load(entries_ptr + gl.minimum(j, n - 1))
-    # Tokens ascend, so of those that see a key at most 63 lie before the last one. Where sequences
-    # overlap there may be others, and all tiles are masked.
+    # Tokens ascend, so of those that see a key, at most 63 are before the last key. If sequences
+    # overlap, there may be more, and all tiles are masked.
     early = gl.sum(((token < origin + (ROWS - 1)) & (j < n)).to(gl.int32), 0)
     early = gl.where(early == ROWS, n, early)
     whole = n // TOKENS
@@ -343,7 +343,7 @@ def write_sum(
     key_end,
     WHICH: gl.constexpr,
 ):
-    """dK (WHICH 0) or dV (1) onto the totals of the block, or into the workspace."""
+    """Add dK (WHICH 0) or dV (1) to the totals of the block, or store it in the workspace."""
     row = gl.arange(0, ROWS, gl.SliceLayout(1, SUMS))
     column = gl.arange(0, D, gl.SliceLayout(0, SUMS))
     held = ((first_key + row < key_end)[:, None]) & (column >= 0)[None, :]
@@ -394,14 +394,14 @@ def differentiate(
     GATED: gl.constexpr,
     BOXED: gl.constexpr,
 ):
-    """A group of four warps, number ``WHO``."""
-    # The first tiles are on their way meanwhile.
+    """Compute the gradients of group ``WHO`` of four warps."""
+    # Meanwhile, the first tiles are copied.
     if WHO == 0:
         k_rows = block_rows(k_ptr, first_key, key_end, k_st, D)
         tiles, masked, whole = tiles_of(entries_ptr, n, origin, G)
         k.store(k_rows)
-        # So that the columns of dQ are neighbours within a thread, and leave in 16 bytes with no
-        # turn through shared memory.
+        # A thread then has adjacent columns of dQ, which it stores 16 bytes at a time without a
+        # detour through shared memory.
         k_turned.store(in_turn(k_rows, D))
     else:
         v_rows = block_rows(v_ptr, first_key, key_end, v_st, D)
@@ -429,7 +429,7 @@ def differentiate(
             i, k, k_turned, v, q_room, g_room, line_room, ds_room, q_ready, q_empty, g_ready,
             g_empty, dk, dv, part_ptr, entries_ptr, n, origin, scale_log2, G, GATED, BOXED, True,
         )  # fmt: skip
-    # Once no group reads a tile any longer, each leaves one of its sums in their place.
+    # When no group reads tiles any more, each stores one of its sums in their memory.
     gl.thread_barrier()
     mbarrier.arrive(all_done.index(0), count=1)
     mbarrier.wait(all_done.index(0), 0)
@@ -490,8 +490,8 @@ def hopper_backward_kernel(
     QUERIES: gl.constexpr,
     GATED: gl.constexpr,
 ):
-    """Program (work item, head), as ``backward_kernel``; blocks of 64 keys, D = Dv = 128, float16
-    or bfloat16. ``config.hopper_backward_fits`` says what it takes.
+    """Program (work item, head): see ``backward_kernel``. Blocks have 64 keys, D = Dv = 128, and
+    tensors have 16 bits. ``config.hopper_backward_fits`` says which calls it takes.
 
     ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv], are pointers. BOXED: they are
     described by the heads of a group (``launch.descriptors``). k [N, H, D] and v [N, H, Dv].
@@ -503,7 +503,7 @@ def hopper_backward_kernel(
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     COPYING_WARPS: gl.constexpr = 1 if BOXED else 4
-    # A thread that copies tells a barrier of its own copies, and TMA of all of a tile.
+    # With cp.async, each thread arrives at the barrier for its own copies; TMA arrives once.
     COPYING: gl.constexpr = 32 * COPYING_WARPS
     dtype: gl.constexpr = part_ptr.dtype.element_ty
     local_h = gl.program_id(1).to(gl.int64)
@@ -522,7 +522,7 @@ def hopper_backward_kernel(
         q_row = 0
         g_row = 0
         if BOXED:
-            # Heads and not elements are counted.
+            # Offsets count heads, not elements.
             q_st = q_st // q_sh
             g_st = g_st // g_sh
             head = (h * G).to(gl.int32)

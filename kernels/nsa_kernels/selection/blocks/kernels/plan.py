@@ -6,16 +6,16 @@ from ....jit.compat import any_alignment, tl, triton
 from ....jit.sequences import sequence_of
 
 UNROLLED = tl.constexpr(16)
-"""Choices of a token in a step of a loop: code for each of 128 takes minutes to compile."""
+"""Choices of a token in a step of a loop. Unrolled code for 128 takes minutes to compile."""
 CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
-"""Differ from launch to launch: specialised (0, 1, others), each would be compiled three times."""
+"""Arguments that differ between launches. Specialised, each would be compiled three times."""
 LISTS = any_alignment("items_ptr", "first_ptr", "count_ptr")
-"""Those of a chunk begin where the ones before end, which is anywhere, by the tokens there are."""
+"""Pointers into lists of a chunk, which may begin at any address."""
 
 
 @triton.jit
 def _popcount(x):
-    """Bits set in each int32 of ``x``."""
+    """Return the number of bits set in each int32 of ``x``."""
     x = x.to(tl.uint32, bitcast=True)
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -46,10 +46,10 @@ def bins_kernel(
     STEPS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Program (tokens, head): the bin of every choice into its place, and its bit.
+    """Program (tokens, head): store the bin of every choice in ``places``, and set its bit.
 
-    UNIQUE: no token chooses a block twice. PACKED: sequences are as ``cu`` says, else all of
-    ``length`` tokens.
+    UNIQUE: no token chooses a block twice. PACKED: sequences begin where ``cu`` says; otherwise all
+    have ``length`` tokens.
     """
     t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     h = tl.program_id(1)
@@ -90,7 +90,7 @@ def bins_kernel(
 
 @triton.jit
 def count_kernel(bits_ptr, before_ptr, count_ptr, words, BLOCK: tl.constexpr):
-    """Program (chunk, head, bin): the bits set before each word, and all of them."""
+    """Program (chunk, head, bin): count the bits before each word, and all bits."""
     row = tl.program_id(0).to(tl.int64)
     total = 0
     for w0 in range(0, words, BLOCK):
@@ -103,7 +103,7 @@ def count_kernel(bits_ptr, before_ptr, count_ptr, words, BLOCK: tl.constexpr):
 
 @triton.jit
 def first_kernel(count_ptr, first_ptr, bins, BLOCK: tl.constexpr):
-    """Program (chunk, head): where each bin's entries begin."""
+    """Program (chunk, head): store where the entries of each bin begin."""
     row = tl.program_id(0).to(tl.int64) * bins
     total = 0
     for b0 in range(0, bins, BLOCK):
@@ -129,7 +129,7 @@ def entries_kernel(
     BLOCK_S: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Program (tokens, head): every choice into its bin's list; its bin becomes its place."""
+    """Program (tokens, head): append every choice to the list of its bin, and store its place."""
     t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     h = tl.program_id(1)
     s = tl.arange(0, BLOCK_S)
@@ -162,7 +162,7 @@ def edges_kernel(
     PACKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (sequence, blocks): first and last key of its bins."""
+    """Program (sequence, blocks): store the first key of each bin, and the end of its keys."""
     b = tl.program_id(0)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if PACKED:
@@ -183,8 +183,8 @@ def edges_kernel(
 def items_kernel(
     first_ptr, count_ptr, items_ptr, bins, slots, QUERIES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Program (bins, (chunk, head)): the work items of each bin into its own slots, (-1, -1) into
-    those that are idle."""
+    """Program (bins, (chunk, head)): store the work items of each bin in its slots, and (-1, -1) in
+    idle slots."""
     b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     segment = tl.program_id(1).to(tl.int64)
     first_ptr += segment * bins
@@ -193,13 +193,13 @@ def items_kernel(
     first = tl.load(first_ptr + b, mask=b < bins, other=0)
     count = tl.load(count_ptr + b, mask=b < bins, other=0)
     slot = first // QUERIES + b
-    # Where the next bin's slots begin; no bin has fewer than one.
+    # The slots up to those of the next bin, at least one.
     own = tl.where(b < bins, (first + count) // QUERIES + b + 1 - slot, 0)
     for i in range(tl.max(own, 0)):
         busy = i * QUERIES < count
         tl.store(items_ptr + (slot + i) * 2, tl.where(busy, b, -1), mask=i < own)
         tl.store(items_ptr + (slot + i) * 2 + 1, tl.where(busy, i * QUERIES, -1), mask=i < own)
-    # All programs share the slots that the last bin leaves.
+    # All programs fill the slots after the last bin.
     last = tl.load(first_ptr + bins - 1) + tl.load(count_ptr + bins - 1)
     behind = last // QUERIES + bins
     for start in range(behind + tl.program_id(0) * BLOCK, slots, tl.num_programs(0) * BLOCK):

@@ -41,7 +41,7 @@ def query_major_kernel(
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Program (token, KV head)."""
+    """Program (token, KV head): attend to every block that the token chose."""
     t = tl.program_id(0)
     h = tl.program_id(1).to(tl.int64)
     t64 = t.to(tl.int64)
@@ -54,7 +54,7 @@ def query_major_kernel(
         alive = t >= 0
     slots = tl.arange(0, BLOCK_S)
     row = tl.load(index_ptr + t64 * i_st + h * i_sh + slots, mask=slots < S, other=-1)
-    # Void: negative, in the future, or named before in this row.
+    # Skip a block that is negative, in the future, or repeated in the row.
     row = tl.where((row <= (t - begin) // BLOCK_SIZE) & alive, row, -1)
     repeated = tl.zeros([BLOCK_S], dtype=tl.int32)
     for first in range(0, S, UNROLLED):
@@ -82,7 +82,7 @@ def query_major_kernel(
         s = dot(q, tl.trans(k), s) * scale_log2
         s = tl.where(valid[None, :], s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, 1))
-        # -inf minus -inf where nothing has been seen yet.
+        # Before the first key, this is -inf minus -inf.
         base = tl.where(new_top > float("-inf"), new_top, 0.0)
         p = tl.exp2(s - base[:, None])
         alpha = tl.exp2(top - base)

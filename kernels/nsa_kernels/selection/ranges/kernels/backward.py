@@ -12,7 +12,7 @@ def probabilities(q, k, lse, chosen, scale_log2):
     """exp(scale q.k - lse) [rows, keys] where chosen, else 0; ``lse`` is the natural logarithm."""
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(q, tl.trans(k), s) * scale_log2
-    # The exponent of a key that is not chosen may be anything: nothing infinite may come of it.
+    # The exponent of a key that is not chosen is arbitrary, and must not give infinity.
     return tl.exp2(tl.where(chosen, s - base_2(lse)[:, None], float("-inf")))
 
 
@@ -58,7 +58,8 @@ def ranges_dq_kernel(
     SEARCH_STEPS: tl.constexpr,
     HAS_DLSE: tl.constexpr,
 ):
-    """Program (row, head tile), row = (b * S + s) * G + g: dq; delta = rowsum(out do) - dlse."""
+    """Program (row, head tile), row = (b * S + s) * G + g: store dq and delta = rowsum(out do) -
+    dlse."""
     r = tl.program_id(0).to(tl.int64)
     g = r % G
     s = r // G % S
@@ -73,7 +74,7 @@ def ranges_dq_kernel(
     lse = tl.load(lse_ptr + offset, mask=heads_ok, other=0.0)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        # A row without keys has no LSE to speak of, and no weights either.
+        # A row without keys has an LSE of -inf, and no weights.
         delta -= tl.load(dlse_ptr + offset, mask=heads_ok, other=0.0)
     tl.store(delta_ptr + offset, delta, mask=heads_ok)
     k_base = k_ptr + (b * G + g) * S_KV * D
@@ -105,7 +106,7 @@ def ranges_dq_kernel(
 
 @triton.jit
 def bits_before(x, BLOCK_N: tl.constexpr):
-    """A bit for each of the keys before ``x`` of a tile of up to 64, int64."""
+    """Return int64 with a bit for each of the keys before ``x``, in a tile of at most 64 keys."""
     x = tl.minimum(tl.maximum(x, 0), BLOCK_N).to(tl.int64)
     one = x * 0 + 1
     return tl.where(x == 64, -1, (one << x) - 1)
@@ -113,13 +114,13 @@ def bits_before(x, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def either(a, b):
-    """For a reduction: the bits of both."""
+    """Return the bits of both. Used in a reduction."""
     return a | b
 
 
 @triton.jit
 def has_bit(bits, i):
-    """Whether bit ``i`` < 64 is set in ``bits``, int64, on 32 bits at a time."""
+    """Return whether bit ``i`` < 64 is set in int64 ``bits``, by operations on 32 bits."""
     half = tl.where(i < 32, bits.to(tl.int32), (bits >> 32).to(tl.int32))
     return (half >> (i % 32)) & 1 != 0
 
@@ -138,8 +139,8 @@ def spans_by_query_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (queries, b * G + g): spans [B,S,G,n,2] into [B,G,n,2,S], as ``plan_kernel`` reads
-    them."""
+    """Program (queries, b * G + g): transpose spans [B,S,G,n,2] to [B,G,n,2,S] for
+    ``plan_kernel``."""
     s = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
     kv = tl.program_id(1).to(tl.int64)
     spans = spans_ptr + kv // G * r_sb + kv % G * r_sg + s.to(tl.int64)[:, None] * r_ss
@@ -169,7 +170,7 @@ def plan_kernel(
     """Program (tile, b * G + g): list the queries that select some key of the tile, in order.
 
     Each has a bit for each key that it selects. The count of queries and the union of their bits
-    are stored as well. Spans [B,G,n,2,S]: the same span of neighbouring queries is one load.
+    are also stored. Spans are [B,G,n,2,S], so that adjacent queries are one load.
     """
     tile = tl.program_id(0)
     kv = tl.program_id(1).to(tl.int64)
@@ -229,8 +230,8 @@ def ranges_dkdv_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (tile, b * G + g, share): dk and dv of the tile's keys, over the listed queries'
-    heads; each share leaves its sums ``share_stride`` elements behind the last one's."""
+    """Program (tile, b * G + g, share): compute dk and dv of a tile, from the listed queries. The
+    sums of shares are stored ``share_stride`` elements apart."""
     tile = tl.program_id(0)
     kv = tl.program_id(1).to(tl.int64)
     share = tl.program_id(2)
@@ -249,7 +250,7 @@ def ranges_dkdv_kernel(
     walk = tl.cdiv(tl.cdiv(rows, BLOCK_M), shares) * BLOCK_M
     first_row = kv // G * S * G + kv % G
     for m0 in range(share * walk, tl.minimum((share + 1) * walk, rows), BLOCK_M):
-        # Head after head of query after query: no tile is padded for the number of heads.
+        # Rows are all heads of all queries, so that tiles need no padding of heads.
         m = m0 + tl.arange(0, BLOCK_M)
         valid = m < rows
         listed = slot * S + m // H
@@ -265,7 +266,7 @@ def ranges_dkdv_kernel(
         dv = dot(tl.trans(narrow(p, do.dtype)), do, dv)
         ds = score_gradients(p, do, v, delta)
         dk = dot(tl.trans(narrow(ds, q.dtype)), q, dk)
-    # A weight of 0 times NaN is NaN, and keys that no query selects may hold anything.
+    # Keys that no query selects may hold NaN, and a weight of 0 times NaN is NaN.
     selected = has_bit(tl.load(selected_ptr + slot), of_tile)[:, None]
     dk = tl.where(selected, dk, 0.0)
     dv = tl.where(selected, dv, 0.0)

@@ -1,4 +1,4 @@
-"""A row's spans made disjoint in registers, and their keys numbered through."""
+"""Make the spans of a row disjoint in registers, and number their keys."""
 
 from __future__ import annotations
 
@@ -69,10 +69,11 @@ def key_of(
     n_spans,
     SEARCH_STEPS: tl.constexpr,
 ):
-    """The keys with the numbers ``pos``, int32; of those that are not valid, any."""
+    """Return the keys with the numbers ``pos``, int32. Where not ``valid``, the key is
+    arbitrary."""
     if SEARCH_STEPS > 0:
-        # The last span whose first number is <= pos; empty spans share a number with the next one
-        # and are passed over.
+        # Find the last span whose first number is <= pos. An empty span has the first number of the
+        # next one, so it is never found.
         span = pos * 0
         for step in tl.static_range(SEARCH_STEPS):
             trial = span + (1 << (SEARCH_STEPS - 1 - step))
