@@ -41,7 +41,7 @@ class Refused(Message):
 
 
 class Channel:
-    """Sends messages, each behind a secret that foreign code in this process does not know."""
+    """Sends messages. Each begins with a secret that foreign code in this process does not know."""
 
     def __init__(self, stream: BinaryIO, nonce: bytes) -> None:
         self._stream = stream

@@ -54,7 +54,7 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How one implementation did on one case. baseline: the fastest that was right beside it."""
+    """How one implementation did on one case. baseline: the fastest right one of the case."""
 
     case: Case
     record: Record

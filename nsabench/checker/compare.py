@@ -26,7 +26,7 @@ PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 class Errors:
     """Distances of a result from the float64 oracle.
 
-    worst_row: of the row (of the last axis) that exceeds its limit most, relative to its norm.
+    worst_row: relative error of the row (of the last axis) that exceeds its limit most.
     worst_row_at: "output[4095, 7]". rows_compared: None if all rows are compared.
     """
 
@@ -68,7 +68,7 @@ def measure(
     The error of a row is relative to its norm or to a typical row's norm, whichever is larger. If
     a row is lost, its error is relative to its own norm.
 
-    factor: of the input that the result belongs to, so errors are divided by it. sampled: only the
+    factor: the result was multiplied by it, so errors are divided by it. sampled: only the
     rows that the oracle has computed are compared.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
@@ -76,7 +76,7 @@ def measure(
     if not len(expected):
         return Errors(0.0, 0.0, 0.0, 0.0, "")
     rows = None
-    # A row that is not compared must be finite all the same, or it was never written.
+    # Rows that are not compared must also be finite, or they were never written.
     is_written = True
     if sampled:
         is_written = bool(torch.stack(result.aminmax()).isfinite().all())
@@ -147,7 +147,7 @@ def _underflow(dtype: torch.dtype) -> float:
 
 
 def unit(oracle: Tensor, case: Case) -> float:
-    """Return what the mean absolute error of a gradient is divided by, so that it may be large."""
+    """Return the unit in which the mean absolute error of a gradient is measured."""
     if ops.get(case.op).samples_queries:
         oracle = oracle[ops.compared(oracle)]
     size = float(oracle.norm()) / math.sqrt(max(oracle.numel(), 1))

@@ -26,12 +26,12 @@ from nsabench.model.measurement import Judged
 from nsabench.model.vocabulary import Status
 from nsabench.ops import Inputs, Probe
 
-MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
-MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
+MEMORY_SHARE = 0.25  # of the free device memory, for all sets
+MOST_OF_MEMORY = 0.6  # of the free device memory, for the fewest sets
 
 
 class Oracles:
-    """The right results for sets of inputs of a case: one a seed, or two if memory is short.
+    """The right results for sets of inputs of a case: one for each seed, or two if memory is short.
 
     expected: the float64 results of each set by name, gradients first, then `output`.
     """
@@ -58,7 +58,7 @@ class Oracles:
         else:
             output, gradients = self.op.results(inputs, grad_out)
             expected = {f"d{name}": gradients[name] for name in self.op.differentiable}
-            # Half the memory; its error is a twentieth of what honest sums in float32 differ by.
+            # It halves the memory, and rounds by a twentieth of what honest float32 results differ.
             expected[OUTPUT] = output.float()
         self.expected.append(expected)
         tensors = [*inputs.tensors.values(), *expected.values(), grad_out]
@@ -79,7 +79,7 @@ def _count_free_bytes() -> int:
 
 
 def _count_sets(case: Case, wanted: int, each: int, free: int) -> int:
-    least = 2  # which show whether an output was computed or remembered
+    least = 2  # the fewest that tell computed from remembered outputs
     if least * each > free * MOST_OF_MEMORY:
         raise Failure(
             Status.OUT_OF_MEMORY,
@@ -102,7 +102,7 @@ class ErrorTally:
 
     computes: str
     reason: str = ""  # why it is not right
-    is_forged: bool = False  # that reason is a delivery that cannot be checked
+    is_forged: bool = False  # the reason is a delivery that cannot be checked
     errors: Errors | None = None
     worst: KeptResult | None = None
 
@@ -203,7 +203,7 @@ class OutputJudge:
         except WrongValues:
             tally.worst = result
             raise
-        # The checks will find it wrong, and then it will be gone.
+        # The checks will find this result wrong. It is kept, since a diagnosis then needs it.
         is_rounding = delivery.probe or compare.is_rounding(errors, oracles.case)
         if tally.worst is None and not is_rounding:
             tally.worst = result

@@ -13,7 +13,7 @@ from nsabench.model.vocabulary import Status
 
 
 class Prepare(Message):
-    """Compute the oracles of a case, on a set of inputs a seed, and of its probes.
+    """Compute the oracles of a case, with a set of inputs for each seed, and of its probes.
 
     computes: the ops that the implementations compute; "" is the op of the case.
     """
@@ -41,7 +41,7 @@ class NoOracle(Message):
 
 
 class Prepared(Message):
-    """The form of the results, or why the oracle is missing, by computed op; and of each probe."""
+    """By op and by probe, the form of the results, or why there is no oracle."""
 
     kind: Literal["prepared"] = "prepared"
     forms: dict[str, Form] = Field(default={})

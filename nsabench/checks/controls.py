@@ -41,8 +41,8 @@ GAINED = 0.8  # a working trick on the clock makes a time vanish; a smaller gain
 # On the host's clock the arms of a busy machine differ several-fold (2.6 was seen). The trick there
 # stops the clock, which still shows.
 GAINED_ON_HOST = 0.1
-COLD = 2.5  # times longer that a call holds its CPU if the caches are cold
-A_BURST_MS = 1.9  # a longer call has a burst for itself
+COLD = 2.5  # factor by which cold caches lengthen the host's part of a call
+A_BURST_MS = 1.9  # a longer call is a burst of its own
 
 
 def set_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
@@ -180,7 +180,7 @@ class Unproven:
 
 
 def find_unproven(records: Sequence[Record]) -> list[Unproven]:
-    """Return the unproven checks of a run: those behind a verdict, or that a control was for."""
+    """Return the unproven checks that verdicts of a run rest on, or that controls were for."""
     guarding = [
         (Group.from_record(record), check)
         for record in records
@@ -210,7 +210,7 @@ def list_unproven(
 
 
 def describe_unproven(unproven: Iterable[Unproven]) -> Iterator[tuple[tuple[Group, ...], str]]:
-    """Yield a sentence for groups that lack the same checks, without those that are stuck."""
+    """Yield a sentence for groups that lack the same checks, except stuck checks."""
     checks: dict[Group, list[str]] = defaultdict(list)
     for lack in unproven:
         if not lack.is_stuck:

@@ -19,7 +19,7 @@ OVERCLOCKING = 1.05
 # A cliff: times the square of the work's growth. In three runs on an H200, uncompiled FlexAttention
 # took 15 to 44 times, and everything else at most twice.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # times the best baseline at the foot: it may be the best at greater lengths
+IN_THE_RUNNING = 2.0  # multiple of the best time at the foot of a cliff, for possible winners
 
 GROWTH_OF_WORK = 4.0
 FLAT = 1.1  # a time that grows less than this over such growth of work is flat.

@@ -124,6 +124,6 @@ class Ceilings(Message):
     l2_gb_s: Number | None = None
     tflop_s: dict[str, Number] = {}
     timer_floor_ms: Number | None = None  # of an empty call
-    timer_offset_ms: Number | None = None  # beyond the time by a clock inside the kernel
+    timer_offset_ms: Number | None = None  # time by events less time by a clock in the kernel
     known_duration_error: Number | None = None  # relative, on a kernel of known duration
     cpu_flush_bytes: int | None = None  # Read before each sample on a CPU.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 # With so few keys all are selected, so rounding cannot change a selection.
 SMALL = {"N": 3, "B": 2, "S": 3, "S_kv": 130, "n_spans": 2, "n_selected": 16}
 ABOVE_A_TILE, BELOW_A_TILE = 65, 63
-OTHER_SCALE = 3.0  # times the default one
-# exp(110) overflows float32. All keys have it in common, so that no kernel needs more precision.
+OTHER_SCALE = 3.0  # multiple of the default scale
+# exp(110) overflows float32. All keys have this logit in common, so it costs no precision.
 COMMON_LOGIT = 110.0
 ALIGNMENT = 16  # bytes
 OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000

@@ -27,8 +27,8 @@ from nsabench.worker.protocol import Measure, Measured
 # For each implementation; 10,000 samples take less. A longer line of the log is refused.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
 _ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # a file holds them
-# The checker's work is bounded. An honest worker delivers less: outside of rounds, and in a round
-# for one implementation.
+# Bounds of the checker's work: deliveries outside of rounds, and for an implementation in a round.
+# An honest worker delivers less.
 MOST_DELIVERIES, MOST_IN_A_ROUND = 100_000, 4
 
 

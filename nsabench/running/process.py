@@ -30,7 +30,7 @@ from nsabench.worker.protocol import Describe, MeasureCeilings
 
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
-# The mean: a few steps concern all implementations of a case, and the others one.
+# The mean allowance of a step, since only a few steps concern all implementations of a case.
 ALLOWANCE_EACH = 2.0
 TERM_GRACE_S = 2.0
 READ_TIMEOUT_S = 20.0  # of a process that waits for a request

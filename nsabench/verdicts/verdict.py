@@ -41,7 +41,7 @@ SAME_BAND = 0.01
 # A host is noisier than a device, and eight bursts are few. With a noise of 2 % the band above
 # calls 4 of 100 equal pairs unequal; this one calls fewer than 1.
 SAME_BAND_IN_QUEUE = 0.02
-BEHIND = 2.0  # times the best: a specialised baseline that takes longer does not count
+BEHIND = 2.0  # a specialised baseline that takes this multiple of the best time does not count
 # Medians of one implementation in two processes differ by as much as this, and their ratios by a
 # standard deviation of 0.6 % (docs/explanation/measurement.md).
 DRIFT = 0.03

@@ -275,7 +275,7 @@ class Outputs:
         """Mark and keep results. Raises `Failure` if the ones kept before have lost their mark."""
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(tensor) for tensor in result.results.values()]
-        with torch.inference_mode():  # for tensors that were made in it
+        with torch.inference_mode():  # as tensors made in that mode require it
             for bits in self._kept:
                 bits.fill_(MARK)
         # No control reuses its buffers, and the results of all controls would fill the memory.

@@ -213,7 +213,7 @@ def _popped(length: Callable[[], int], pop: Callable[[], object], before: int) -
 ENVIRONMENT = "environment"
 # What `os.environ` holds. To read the mapping itself takes ten times as long.
 _environment: dict[Any, Any] = vars(os.environ)["_data"]
-_least, _one = 5e-324, 1.0  # variables, since Python would compute a product of constants once
+_least, _one = 5e-324, 1.0  # as variables, since Python would precompute constants
 
 
 def _flushes_denormals() -> bool:

@@ -69,7 +69,7 @@ class WorkerSession:
     def items(self) -> dict[tuple[str, str], Implementation]:
         """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
         if self.device == "cuda" and torch.cuda.is_available():
-            torch.cuda.init()  # else an import that does it seems to change the order of backends
+            torch.cuda.init()  # or an import could do it, and seem to reorder backends
         before = guard.settings()
         del before[guard.ENVIRONMENT]  # a library may need at its calls what its import has set
         loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)

@@ -27,7 +27,7 @@ OtherKeys = Iterator[tuple[Diagnosis, Tensor | list[Tensor]]]
 
 @dataclass(frozen=True)
 class Known:
-    """The known mistakes of an op: as other inputs, or as other keys of some rows than `spans`."""
+    """The known mistakes of an op. Each changes the inputs, or the keys that rows select."""
 
     inputs: Callable[[Inputs], OtherInputs] = lambda inputs: iter(())
     spans: Spans | None = None
@@ -114,7 +114,7 @@ class Selection:
         head: Tensor | None = None,
         head_of_v: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return k [R,L,D] and v [R,L,Dv] of the rows, undefined behind the keys of a row."""
+        """Return k [R,L,D] and v [R,L,Dv] of the rows, undefined after the keys of a row."""
         index = pad_sequence(list(self.chosen if chosen is None else chosen), batch_first=True)
         if not index.shape[1]:
             index = index.new_zeros(len(index), min(1, self.k.shape[2]))
@@ -140,7 +140,7 @@ class Selection:
         """Compute the float64 output [R,h,Dv] with other keys, or another batch or head.
 
         chosen: a key that is named twice counts twice. unscored: marks of the chosen keys that get
-        a score of 0. other: as of `gather`.
+        a score of 0. other: see `gather`.
         """
         chosen = self.chosen if chosen is None else chosen
         k, v = self.gather(chosen, **other)

@@ -31,7 +31,7 @@ MOST_ELEMENTS = 1 << 25
 
 @dataclass(frozen=True)
 class Problem:
-    """A wrong gradient by an input, `by` ("k"), and what it was made from."""
+    """A wrong gradient of the input `by`, such as "k", and the tensors of its call."""
 
     op: Op
     inputs: Inputs

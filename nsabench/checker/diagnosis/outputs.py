@@ -14,8 +14,8 @@ from nsabench.checker.diagnosis.known import KNOWN, NOTHING, mistake_scale
 from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis, Hypothesis, mistake
 from nsabench.ops import Inputs, Op
 
-PLACES = 64  # at which heads are told apart
-MOST_PLACES = 1 << 26  # of V's elements that are looked up one by one
+PLACES = 64  # rows that are compared to tell heads apart
+MOST_PLACES = 1 << 26  # elements of V that are looked up one by one
 
 
 def diagnose(

@@ -16,8 +16,8 @@ from nsabench import ops
 from nsabench.machine.clock import now_s
 from nsabench.ops import Op
 
-TIME_LIMIT_S = 2.0  # of the CPU, so that the search is as long on a busy machine
-BUSY = 10.0  # times that limit, of the wall clock
+TIME_LIMIT_S = 2.0  # of CPU time, so that a busy machine searches as much
+BUSY = 10.0  # multiple of this limit that the wall clock may show
 EXPLAINS = 0.2  # An explanation leaves at most this share of the error.
 SURE = 0.01  # The search ends at a hypothesis that leaves at most this share.
 BETTER = 0.9  # A later hypothesis replaces an earlier one if its error is smaller by this factor.
@@ -76,7 +76,7 @@ def explain(
             break
     if best is None or error > EXPLAINS * off:
         return None
-    # A few times the error that the explanation leaves is rounding.
+    # Errors up to a few times what the explanation leaves are rounding.
     where = locate(vector_errors > max(ROUNDING * error, float(vector_errors.max()) / SMALL))
     where = "" if where == EVERYWHERE else f" in {where}"
     errors = f" (mean error {off:.3g}, and {error:.2g} if the oracle makes this mistake)"
