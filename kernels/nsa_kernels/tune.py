@@ -51,7 +51,6 @@ class Trial:
         return self.configure(*self.sizes, DTYPE, device, tile or RULE)
 
     def run(self, config: Config) -> None:
-        """One call."""
         self.launch(*self.tensors, config=config)
 
 

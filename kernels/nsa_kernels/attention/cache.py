@@ -157,7 +157,6 @@ class NSACache:
                 self.tokens, self.compressed, self._buffers = tokens, compressed, buffers
 
     def _write(self, name: str, x: torch.Tensor, start: int) -> None:
-        """Write [B, T, H, ...] to a buffer, from token ``start``."""
         end = start + x.shape[1]
         held = self._buffers.get(name)
         if held is None or end > held.shape[2]:

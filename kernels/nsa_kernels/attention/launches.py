@@ -72,7 +72,6 @@ class Kept(NamedTuple):
 
 
 def block_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sizes: Sizes) -> BlockShape:
-    """Return the shape of the block selection in a call."""
     return BlockShape(
         n=q.shape[0] * q.shape[1],
         hq=q.shape[2],
@@ -94,7 +93,6 @@ def _bands(
     cu_keys: torch.Tensor | None,
     sizes: Sizes,
 ) -> tuple[Band, Band]:
-    """Return the bands of the compressed keys and of the window."""
     return (
         band_of(q, k_cmp.shape[1], cu_seqlens, cu_keys, sizes.block, sizes.stride, 0),
         band_of(q, k.shape[1], cu_seqlens, cu_seqlens, 1, 1, sizes.window),

@@ -98,7 +98,6 @@ def launch_means(
     cu_seqlens: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the forward launch of ``means_of_blocks``."""
     check_device(OP, k)
     b, t, h, d = k.shape
     n = keys_of(t, block, stride, cu_seqlens is not None)

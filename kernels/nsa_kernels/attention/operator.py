@@ -87,7 +87,6 @@ def _launch_kept(
     window: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the sum, and the fields of ``Kept``."""
     sizes = Sizes(block, stride, block_size, n_selected, window, sm_scale)
     out, kept = launch_whole(q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, sizes, True)
     assert kept is not None

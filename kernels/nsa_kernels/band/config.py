@@ -85,13 +85,11 @@ def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
 
 
 def dq_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:
-    """Return the tiles of dQ."""
     stages = 3 if max(q.shape[3], v.shape[3]) <= 64 else 2
     return _fit(Tiles(64, 32, 4, stages), q, v.shape[3])
 
 
 def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
-    """Return the tiles of dK and dV."""
     if max(q.shape[3], v.shape[3]) > 64:
         tiles = Tiles(32, 64, 4, 3)
     else:

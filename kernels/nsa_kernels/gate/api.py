@@ -101,7 +101,6 @@ def _launch(
     sm_scale: float | None,
     selected_len: int | None,
 ) -> torch.Tensor:
-    """Call the kernel, with a backward if one is needed."""
     if _needs_grad(q, k, v):
         out: torch.Tensor = differentiable_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
         return out

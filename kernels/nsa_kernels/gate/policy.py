@@ -45,7 +45,6 @@ If a regime has no threshold, the regimes listed with it are tried, then ``min_l
 
 
 def regime_of(mode: Mode) -> str:
-    """Return the regime of calls in this mode."""
     return {Mode.EAGER: "queue", Mode.TRACED: "device", Mode.CAPTURED: "graph"}[mode]
 
 

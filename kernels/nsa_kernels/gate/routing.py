@@ -16,7 +16,6 @@ _errors: dict[str, str] = {}
 
 
 def count_kernel(regime: str) -> None:
-    """Count a call in this regime that the kernel served."""
     _kernel_calls[regime] += 1
 
 

@@ -196,7 +196,6 @@ def _check_whole_numbers(name: str, x: Any, q: torch.Tensor) -> None:
 
 
 def _packed(q: torch.Tensor, cu_seqlens: Any) -> torch.Tensor | None:
-    """Check cu_seqlens, and return it as int32."""
     if cu_seqlens is None:
         return None
     if isinstance(cu_seqlens, tuple):

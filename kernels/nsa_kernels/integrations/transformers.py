@@ -262,7 +262,6 @@ def causal_mask(
 
 
 def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: Any) -> None:
-    """Raises ValueError for what NSA does not compute."""
     is_causal = says.get("is_causal")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     require(causal, f"{OP}: attention that is not causal cannot be computed")

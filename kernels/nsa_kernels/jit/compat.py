@@ -78,12 +78,10 @@ else:
 
     @triton.jit
     def dot(a, b, acc):
-        """Return ``acc + a @ b`` in fp32."""
         return tl.dot(a, b, acc, input_precision="ieee")
 
     @triton.jit
     def narrow(x, dtype: tl.constexpr):
-        """Return fp32 ``x`` rounded to ``dtype``."""
         return x.to(dtype)
 
 

@@ -74,13 +74,11 @@ def softmax_update(s, v, row_max, sums, acc):
 
 @triton.jit
 def natural(x):
-    """Convert a log2 to a natural logarithm."""
     return x * 0.6931471805599453
 
 
 @triton.jit
 def base_2(x):
-    """Convert a natural logarithm to a log2."""
     return x * 1.4426950408889634
 
 

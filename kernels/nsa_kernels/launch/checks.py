@@ -27,7 +27,6 @@ MAX_BLOCKS = 1 << 16
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ``ValueError(message)`` unless the condition holds."""
     if not condition:
         raise ValueError(message)
 

@@ -12,6 +12,5 @@ ELEMENTS = 4096
 
 
 def clear(x: torch.Tensor) -> None:
-    """Write zeros to contiguous ``x``."""
     if x.numel() > 0:
         clear_kernel[(cdiv(x.numel(), ELEMENTS),)](x, x.numel(), BLOCK=ELEMENTS, num_warps=4)

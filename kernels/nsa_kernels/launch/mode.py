@@ -33,7 +33,6 @@ def traced(x: torch.Tensor) -> bool:
 
 
 def mode(x: torch.Tensor) -> Mode:
-    """Return how the call on ``x`` is made."""
     if traced(x):
         return Mode.TRACED
     if x.is_cuda and torch.cuda.is_current_stream_capturing():

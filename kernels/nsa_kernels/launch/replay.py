@@ -344,7 +344,6 @@ def record(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Pr
 
 
 def _rewrap(x: torch.Tensor) -> torch.Tensor:
-    """Return the same memory under a storage of its own."""
     other: torch.Tensor = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x.detach()))
     return other.as_strided(x.size(), x.stride())
 
@@ -440,7 +439,6 @@ class Program:
         return results if self._several else results[0]
 
     def is_hooked(self) -> bool:
-        """Return whether a hook wants to see launches."""
         return any(self._hooks)
 
     def allocate(self) -> list[torch.Tensor]:

@@ -20,12 +20,10 @@ def scale_log2(sm_scale: float | None, head_dim: int) -> float:
 
 
 def next_power_of_2(n: int) -> int:
-    """Return the smallest power of two that is >= n (1 for n <= 1)."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def cdiv(a: int, b: int) -> int:
-    """Divide non-negative integers, and round up."""
     return -(-a // b)
 
 

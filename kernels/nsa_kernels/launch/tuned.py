@@ -24,7 +24,6 @@ Tile = tuple[int, int, int]
 
 
 def tuned_file(gpu: str) -> Path:
-    """Return the path of the file for a GPU model and this Triton."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu}-triton{triton.__version__}")
     return cache_folder() / "tuned" / f"{name}.json"
 

@@ -11,7 +11,6 @@ from ...jit.compat import narrow, tl, triton
 
 @triton.jit
 def _gate(gates_ptr, row, real, BRANCH: tl.constexpr):
-    """Return the gates of one branch, fp32 [ROWS]."""
     return tl.load(gates_ptr + row * 3 + BRANCH, mask=real, other=0.0).to(tl.float32)
 
 

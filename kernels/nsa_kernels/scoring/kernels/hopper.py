@@ -72,7 +72,6 @@ def piece_of(work, H, works):
 
 @gluon.jit
 def seen_of(t, N):
-    """Return how many keys query ``t`` sees."""
     return gl.minimum(gl.maximum(t - 15, 0) // 16, N)
 
 

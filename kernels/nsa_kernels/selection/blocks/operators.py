@@ -43,7 +43,6 @@ def shape_of(
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """Return [B, T, …] as [B * T, …] without a copy."""
     return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
@@ -58,7 +57,6 @@ def results_of(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def run_plan(
     block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the tensors of a ``BlockPlan``."""
     plan = build_plan(block_indices, cu_seqlens, block_size, chunk, cleared=True)
     return plan.entries, plan.places, plan.first, plan.count, plan.edges
 
@@ -88,7 +86,6 @@ def run_query_major(
     block_size: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out and lse of the forward that needs no plan."""
     out, lse = results_of(q, v)
     query_major_forward(
         _flat(q),

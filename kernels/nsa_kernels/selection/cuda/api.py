@@ -58,7 +58,6 @@ class Plan:
     spans: int = 0
 
     def variant(self, kernel: str, q: torch.Tensor, v: torch.Tensor) -> Variant:
-        """Return the kernel that is launched."""
         bf16 = q.dtype == torch.bfloat16
         return Variant(kernel, q.shape[-1], v.shape[-1], bf16, *self.tile, self.spans)
 

@@ -40,7 +40,6 @@ class Variant:
 
     @property
     def function(self) -> str:
-        """Return the name of the kernel in the cubin."""
         return f"{self.kernel}_cuda_kernel"
 
     @property
@@ -54,7 +53,6 @@ class Variant:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Return the macros by name."""
         macros = {
             "D": self.d,
             "DV": self.dv,

@@ -13,7 +13,6 @@ from ...launch.tuned import Tile
 
 
 def _rows_tile(programs: int, length: int, narrow: bool, processors: int) -> Tile:
-    """Return the tile of ``rows_group`` if no row is split."""
     many = programs > 4 * processors
     if length <= 64:
         return max(16, next_power_of_2(length)), 4, 1

@@ -15,7 +15,6 @@ LISTS = any_alignment("items_ptr", "first_ptr", "count_ptr")
 
 @triton.jit
 def _popcount(x):
-    """Return the number of bits set in each int32 of ``x``."""
     x = x.to(tl.uint32, bitcast=True)
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)

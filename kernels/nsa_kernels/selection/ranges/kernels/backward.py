@@ -114,7 +114,6 @@ def bits_before(x, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def either(a, b):
-    """Return the bits of both. Used in a reduction."""
     return a | b
 
 
