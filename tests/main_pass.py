@@ -41,11 +41,11 @@ def measure(
 def executor_of(
     plan: Plan, folder: Path, sources: Iterable[str] | None = None, **given: Any
 ) -> Iterator[Executor]:
-    """Yield an executor for a plan. given: as of `WorkerClient.of_plan`."""
+    """Yield an executor for a plan. given: as of `WorkerClient.from_plan`."""
     ops_file = Path(plan.ops) if plan.ops else None
     with (
         closing(CheckerClient(plan.device, ops_file)) as checker,
-        closing(WorkerClient.of_plan(plan, folder, sources, checker.mailbox, **given)) as worker,
+        closing(WorkerClient.from_plan(plan, folder, sources, checker.mailbox, **given)) as worker,
     ):
         yield Executor(plan, worker, checker)
 

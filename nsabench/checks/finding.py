@@ -74,7 +74,7 @@ class Finding:
         return (self.case_id, self.implementation) == record.key
 
     @property
-    def of_run(self) -> bool:
+    def is_about_run(self) -> bool:
         return not self.case_id and not self.groups
 
 

@@ -9,7 +9,7 @@ from nsabench.model.vocabulary import BENIGN, Catch, Pays, Role, Status, Thresho
 from nsabench.output import grouped
 from nsabench.output.document import FAILED, Sentence
 from nsabench.output.standing import Standing, is_of_the_user, name_untried, standings
-from nsabench.verdicts.break_even import CALLED, BreakEven
+from nsabench.verdicts.break_even import REGIME_NAMES, BreakEven
 from nsabench.verdicts.results import Results
 from nsabench.verdicts.threshold import Decision
 
@@ -86,7 +86,7 @@ def describe_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
         for heads, own in grouped(of_op, lambda p: p.heads).items():
             lengths = ", ".join(f"{p.direction} {_describe_length(p)}" for p in own)
             parts.append(f"{heads} {lengths}".strip())
-        yield f"{op} pays {CALLED[regime]} ({regime}): {'; '.join(parts)}"
+        yield f"{op} pays {REGIME_NAMES[regime]} ({regime}): {'; '.join(parts)}"
 
 
 def _describe_length(p: BreakEven) -> str:

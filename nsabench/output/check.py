@@ -103,9 +103,9 @@ def _describe_outcome(result: CheckResult) -> str:
         return f"{times}; no baseline was timed"
     against = f"{best.implementation} ({_describe_times(best)})"
     caution = _find_caution(record)
-    said = f" ({caution})" if caution else ""
+    remark = f" ({caution})" if caution else ""
     interval = f"{record.speedup:.2f} [{record.speedup_lo:.2f}, {record.speedup_hi:.2f}]"
-    return f"{times}; {interval} x as fast as {against}{said}"
+    return f"{times}; {interval} x as fast as {against}{remark}"
 
 
 def _find_observed(record: Record, name: str) -> str:

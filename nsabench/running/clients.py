@@ -137,7 +137,7 @@ class WorkerClient:
         self._scratch_is_lent = False
 
     @classmethod
-    def of_plan(
+    def from_plan(
         cls,
         plan: Plan,
         run: Path,

@@ -92,8 +92,8 @@ class CompileAhead:
     def __init__(self, plan: Plan, run: Path) -> None:
         self._plan = plan
         self._workers = {  # by whether they import no candidate
-            True: WorkerClient.of_plan(plan, run, plan.clean_sources),
-            False: WorkerClient.of_plan(plan, run),
+            True: WorkerClient.from_plan(plan, run, plan.clean_sources),
+            False: WorkerClient.from_plan(plan, run),
         }
         self._aside: dict[bool, TemporaryFolder] = {}
         self._is_done = False

@@ -141,7 +141,7 @@ class Loop:
         if self._executor is not None:
             self._executor.worker.close()
         run, mailbox = self.folder.path, self.checker.mailbox
-        worker = WorkerClient.of_plan(self.plan, run, job.sources, mailbox, self._show_step)
+        worker = WorkerClient.from_plan(self.plan, run, job.sources, mailbox, self._show_step)
         self._executor = Executor(self.plan, worker, self.checker)
         return self._executor
 

@@ -16,7 +16,7 @@ from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime
 from nsabench.verdicts.length_series import Tested, find_least_length, find_objections
 
 # Names of the regimes for readers. Most models call from Python, so that comes first.
-CALLED = {
+REGIME_NAMES = {
     Regime.QUEUE: "from Python",
     Regime.DEVICE: "by its kernels alone",
     Regime.GRAPH: "in a CUDA graph",
@@ -79,7 +79,7 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
         for regime in (r.regime, Regime.QUEUE) if r.op in queue else (r.regime,):
             if r.may_be_judged_in(regime):
                 groups.setdefault((r.op, r.direction, _name_heads(r), regime), []).append(r)
-    order, regimes = list(dict.fromkeys(r.op for r in asked)), list(CALLED)
+    order, regimes = list(dict.fromkeys(r.op for r in asked)), list(REGIME_NAMES)
     keys = sorted(groups, key=lambda key: (order.index(key[0]), regimes.index(key[3])))
     decided = []
     for key in keys:

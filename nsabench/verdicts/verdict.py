@@ -120,7 +120,7 @@ def _decide_candidate(
     speaking = [f for f in findings if f.regime in (None, regime)]
     for finding in speaking:
         # A finding without a case is about the run, such as an uncaught control.
-        if finding.effect is Effect.INVALID and (finding.concerns(record) or finding.of_run):
+        if finding.effect is Effect.INVALID and (finding.concerns(record) or finding.is_about_run):
             return replace(timed, verdict=Verdict.INVALID, reason=finding.sentence)
     if timed.median_ms is None:
         return make_inconclusive(timed, "parity only: it was not timed")

@@ -221,7 +221,9 @@ def test_where_a_control_got_stuck_its_own_group_alone_is_not_decided(make_row):
     findings = judge([*rows, stuck, captured], found)
     (invalid,) = [f for f in findings if f.effect is Effect.INVALID]
     assert "selection_rows in graph mode" in invalid.sentence and "'timer'" in invalid.sentence
-    assert invalid.concerns(captured) and not invalid.concerns(rows[-1]) and not invalid.of_run
+    assert (
+        invalid.concerns(captured) and not invalid.concerns(rows[-1]) and not invalid.is_about_run
+    )
 
 
 def test_ops_that_lack_the_same_share_a_sentence(make_row):

@@ -73,19 +73,19 @@ def launch_gates_backward(
     """Compute the gradients of gates. All tensors are contiguous."""
     b, t, hq, dv = d_out.shape
     d_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
-    of_bands = torch.empty((4, b, hq, t), dtype=torch.float32, device=gates.device)
-    of_blocks = torch.empty((2, b * t, hq), dtype=torch.float32, device=gates.device)
-    of_each = (*of_bands[:2], *of_blocks, *of_bands[2:])
+    band_rows = torch.empty((4, b, hq, t), dtype=torch.float32, device=gates.device)
+    block_rows = torch.empty((2, b * t, hq), dtype=torch.float32, device=gates.device)
+    branch_rows = (*band_rows[:2], *block_rows, *band_rows[2:])
     if gates.numel() > 0:
         block_dv = next_power_of_2(dv)
         rows = _rows(block_dv)
         n_rows = b * t * hq
         gates_backward_kernel[(cdiv(n_rows, rows),)](
-            *(d_out, compressed, selected, near, gates, d_gates, *of_each),
+            *(d_out, compressed, selected, near, gates, d_gates, *branch_rows),
             *(n_rows, t, hq),
             DV=dv,
             BLOCK_DV=block_dv,
             ROWS=rows,
             num_warps=4,
         )
-    return GateGradients(d_gates, of_each[:2], of_each[2:4], of_each[4:])
+    return GateGradients(d_gates, branch_rows[:2], branch_rows[2:4], branch_rows[4:])

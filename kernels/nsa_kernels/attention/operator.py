@@ -105,7 +105,9 @@ def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _of_backward(d_out: torch.Tensor, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _contiguous_tensors(
+    d_out: torch.Tensor, saved: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
     """Return the tensors of ``_launch_backward``, contiguous. The gradient of a sum is expanded,
     and gates may be a part of a projection. A copy inside would prevent replays."""
     q, k, v, k_cmp, v_cmp, gates, *others = saved
@@ -125,7 +127,7 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         check_first_derivative(OP)
-        gradients = _launch_backward(*_of_backward(d_out, ctx.saved_tensors), *ctx.sizes)
+        gradients = _launch_backward(*_contiguous_tensors(d_out, ctx.saved_tensors), *ctx.sizes)
         return (*gradients, *[None] * _OTHERS)
 
 
@@ -217,7 +219,7 @@ def _differentiate(
     check_first_derivative(OP)
     if d_out is None:  # the sum got no gradient
         return (None,) * (6 + _OTHERS)
-    results = _backward(*_of_backward(d_out, ctx.saved_tensors), *ctx.sizes)
+    results = _backward(*_contiguous_tensors(d_out, ctx.saved_tensors), *ctx.sizes)
     return (*results, *[None] * _OTHERS)
 
 

@@ -46,7 +46,7 @@ def band_backward(
             clear(x)
         return dq, dk, dv_
     fits = tiles is None and hopper_backward.fits(q, k, v, grad, band)
-    of_hopper = gated if fits else None
+    hopper_gated = gated if fits else None
     if gated is None:
         rest, gate = torch.empty(lse.shape, dtype=torch.float32, device=lse.device), lse
     else:
@@ -54,16 +54,16 @@ def band_backward(
     dlse = rest if grad_lse is None else grad_lse
     for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v, band))
     shapes = {**head_dims(d, dv), **band.constants()}
-    of_all = strides(q, k, v)
+    qkv_strides = strides(q, k, v)
     scale = sm_scale * LOG2_E
-    if of_hopper is not None and hopper_backward.in_pairs(q, k):
-        hopper_backward.launch_dq(q, k, v, lse, grad, of_hopper, dq, band, sm_scale)
+    if hopper_gated is not None and hopper_backward.in_pairs(q, k):
+        hopper_backward.launch_dq(q, k, v, lse, grad, hopper_gated, dq, band, sm_scale)
     else:
         for some in batches(b, 1):
             band_dq_kernel[(cdiv(t, for_dq.block_m), hq, some.stop - some.start)](
                 *(x[some] for x in (q, k, v, grad, out, lse, dlse, rest, gate, dq)),
                 *tables_of(band.keys, lse),
-                *(*of_all, t, n, hq, group, band.window, scale),
+                *(*qkv_strides, t, n, hq, group, band.window, scale),
                 HAS_DLSE=grad_lse is not None,
                 GATED=gated is not None,
                 ADDED=before is not None,
@@ -73,8 +73,8 @@ def band_backward(
                 num_stages=for_dq.num_stages,
                 **shapes,
             )
-    if of_hopper is not None and hopper_backward.fills_device(q, k, band):
-        hopper_backward.launch_dkv(q, k, v, lse, grad, of_hopper, dk, dv_, band, sm_scale)
+    if hopper_gated is not None and hopper_backward.fills_device(q, k, band):
+        hopper_backward.launch_dkv(q, k, v, lse, grad, hopper_gated, dk, dv_, band, sm_scale)
         return dq, dk, dv_
     key_tiles = cdiv(n, for_dkv.block_n)
     longest = cdiv(t, band.sequences)
@@ -90,7 +90,7 @@ def band_backward(
         band_dkv_kernel[(key_tiles, h, here * shares)](
             *(x[some] for x in (q, k, v, grad, lse, rest, gate, dk_parts, dv_parts)),
             *(*tables_of(band.keys, lse), *tables_of(band.queries, lse)),
-            *of_all,
+            *qkv_strides,
             *(t, n, hq, group, here, shares, share_stride, band.window, scale),
             BLOCK_M=for_dkv.block_m,
             BLOCK_N=for_dkv.block_n,

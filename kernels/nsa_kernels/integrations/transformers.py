@@ -333,7 +333,7 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
     return fixed.expand(b, t, hq, 3)
 
 
-def _of_one_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _to_one_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Cast q, k and v to one dtype. Under autocast, rotary embeddings leave q and k in float32."""
     dtypes, value = {x.dtype for x in tensors}, tensors[-1]
     if len(dtypes) == 1:
@@ -372,7 +372,7 @@ def attention_forward(
         TypeError, ValueError: as ``nsa_attention`` and ``decode_step``; what NSA does not compute.
     """
     _refuse(module, attention_mask, dropout, kwargs)
-    query, key, value = _of_one_dtype(query, key, value)
+    query, key, value = _to_one_dtype(query, key, value)
     settings = settings_of(getattr(module, "config", None))
     gates = _gates(module, query, settings)
     cu_seqlens = kwargs.get("cu_seq_lens_q")

@@ -134,11 +134,11 @@ class Facts:
     def title(self) -> str:
         names = list(dict.fromkeys(c.case.op for c in self.plan.cases))
         directions = list(dict.fromkeys(c.case.direction for c in self.plan.cases))
-        said = ", ".join(names) if len(names) <= MOST_OPS else f"{len(names)} ops"
+        subject = ", ".join(names) if len(names) <= MOST_OPS else f"{len(names)} ops"
         if directions != [Direction.FORWARD]:
-            said += f" {' and '.join(directions)}"
+            subject += f" {' and '.join(directions)}"
         gpu = next((r.gpu_name for r in self.records if r.gpu_name), "")
-        return f"{said} on {gpu or ('a CPU' if self.plan.device == 'cpu' else 'a GPU')}"
+        return f"{subject} on {gpu or ('a CPU' if self.plan.device == 'cpu' else 'a GPU')}"
 
     @cached_property
     def machine(self) -> str:
@@ -164,13 +164,13 @@ class Facts:
     def invalidating(self) -> list[Finding]:
         """Findings that invalidate the whole run, such as an uncaught control."""
         invalid = (f for f in self.results.findings if f.effect is Effect.INVALID)
-        return [f for f in invalid if f.of_run and f.regime is None]
+        return [f for f in invalid if f.is_about_run and f.regime is None]
 
     @cached_property
     def undecided(self) -> list[Finding]:
         """Findings that invalidate some cases or one regime."""
         invalid = (f for f in self.results.findings if f.effect is Effect.INVALID)
-        return [f for f in invalid if f.groups or (f.of_run and f.regime is not None)]
+        return [f for f in invalid if f.groups or (f.is_about_run and f.regime is not None)]
 
     def log(self, case_id: str, name: str, lines: int = 40) -> str:
         parts = []

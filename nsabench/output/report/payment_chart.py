@@ -9,7 +9,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime
 from nsabench.output import grouped
 from nsabench.output.report import html
-from nsabench.verdicts.break_even import CALLED, BreakEven
+from nsabench.verdicts.break_even import REGIME_NAMES, BreakEven
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -30,7 +30,7 @@ class Chart:
 
     @property
     def caption(self) -> str:
-        called, axis = CALLED[self.payment.regime], self.payment.axis
+        called, axis = REGIME_NAMES[self.payment.regime], self.payment.axis
         return f"{self.payment.sentence}. Median time of a call {called}, in ms over {axis}"
 
     def draw(self) -> Markup:

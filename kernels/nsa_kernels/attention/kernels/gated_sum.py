@@ -43,7 +43,7 @@ def sum_branches_kernel(
 
 
 @triton.jit
-def _of_gate(
+def _store_gate_gradient(
     d_gates_ptr,
     weight_ptr,
     rest_ptr,
@@ -102,10 +102,12 @@ def gates_backward_kernel(
     near = tl.load(win_ptr + offset, mask=mask, other=0.0)
     token = row // HQ
     to = (token // T * HQ + row % HQ) * T + token % T
-    _of_gate(
+    _store_gate_gradient(
         d_gates_ptr, cmp_weight_ptr, cmp_rest_ptr, compressed, grad, gates_ptr, row, to, real, 0
     )
-    _of_gate(
+    _store_gate_gradient(
         d_gates_ptr, sel_weight_ptr, sel_rest_ptr, selected, grad, gates_ptr, row, row, real, 1
     )
-    _of_gate(d_gates_ptr, win_weight_ptr, win_rest_ptr, near, grad, gates_ptr, row, to, real, 2)
+    _store_gate_gradient(
+        d_gates_ptr, win_weight_ptr, win_rest_ptr, near, grad, gates_ptr, row, to, real, 2
+    )

@@ -21,14 +21,14 @@ def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
             cuda.check_capability(capability)
         except cuda.Unsupported as why:
             raise Unsupported(str(why)) from why
-        for one in cuda.variants(op):
+        for variant in cuda.variants(op):
             yield KernelVariant(
-                kernel=one.function,
-                constants=shown(one.constants),
-                threads=one.threads,
-                shared_bytes=one.shared_bytes,
+                kernel=variant.function,
+                constants=shown(variant.constants),
+                threads=variant.threads,
+                shared_bytes=variant.shared_bytes,
                 compiler=cuda.compiler(),
-                compile=functools.partial(cuda.cubin, one, capability),
+                compile=functools.partial(cuda.cubin, variant, capability),
             )
 
     return variants

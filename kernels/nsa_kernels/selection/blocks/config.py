@@ -151,15 +151,15 @@ def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int
     Raises:
         ValueError: even the fewest rows do not fit.
     """
-    one = next_power_of_2(shape.group)
+    padded_group = next_power_of_2(shape.group)
     if shape.dtype.itemsize == 4:
         # IEEE products on the plain cores hold their operands in registers.
-        return max(32, one)
+        return max(32, padded_group)
     limit = device_limits(shape.device).shared_bytes
     rows = 64
     while rows > 16 and room(shape, rows) > limit:
         rows //= 2
-    rows = max(rows, one)
+    rows = max(rows, padded_group)
     require(
         room(shape, rows) <= limit,
         f"block_selection_attention: the {of} with D={shape.d}, Dv={shape.dv}, block_size="

@@ -64,8 +64,8 @@ def rows_config(
         crowd = "split"
         rule = (128, 8, 1) if length <= 128 * splits else (128, 4, 3)
     else:
-        one = programs <= limits.processors
-        crowd = "one" if one else crowd_of(programs, limits.processors)
+        is_alone = programs <= limits.processors
+        crowd = "one" if is_alone else crowd_of(programs, limits.processors)
         rule = _rows_tile(programs, length, narrow, limits.processors)
     name = class_name("rows", crowd, narrow, cdiv(length, splits))
     tile, tuned = class_tile(name, rule, dtype.itemsize, device, given)

@@ -326,7 +326,7 @@ def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
 
 
 @gluon.jit
-def of_this_group(tile, WHO: gl.constexpr):
+def next_own_tile(tile, WHO: gl.constexpr):
     """Return the first tile of this group that is not before ``tile``."""
     return tile + ((tile ^ WHO) & 1)
 
@@ -419,12 +419,12 @@ def differentiate(
             i, k, k_turned, v, q_room, g_room, line_room, ds_room, q_ready, q_empty, g_ready,
             g_empty, dk, dv, part_ptr, entries_ptr, n, origin, scale_log2, G, GATED, BOXED, True,
         )  # fmt: skip
-    for i in range(of_this_group(masked, WHO), whole, GROUPS):
+    for i in range(next_own_tile(masked, WHO), whole, GROUPS):
         dk, dv = step_of(
             i, k, k_turned, v, q_room, g_room, line_room, ds_room, q_ready, q_empty, g_ready,
             g_empty, dk, dv, part_ptr, entries_ptr, n, origin, scale_log2, G, GATED, BOXED, False,
         )  # fmt: skip
-    for i in range(of_this_group(whole, WHO), tiles, GROUPS):
+    for i in range(next_own_tile(whole, WHO), tiles, GROUPS):
         dk, dv = step_of(
             i, k, k_turned, v, q_room, g_room, line_room, ds_room, q_ready, q_empty, g_ready,
             g_empty, dk, dv, part_ptr, entries_ptr, n, origin, scale_log2, G, GATED, BOXED, True,

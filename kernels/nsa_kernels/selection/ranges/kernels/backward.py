@@ -108,8 +108,8 @@ def ranges_dq_kernel(
 def bits_before(x, BLOCK_N: tl.constexpr):
     """Return int64 with a bit for each of the keys before ``x``, in a tile of at most 64 keys."""
     x = tl.minimum(tl.maximum(x, 0), BLOCK_N).to(tl.int64)
-    one = x * 0 + 1
-    return tl.where(x == 64, -1, (one << x) - 1)
+    first_bit = x * 0 + 1
+    return tl.where(x == 64, -1, (first_bit << x) - 1)
 
 
 @triton.jit
