@@ -55,7 +55,7 @@ class Kept(NamedTuple):
     """Results of the forward that the backward needs.
 
     Outputs of the branches are [B, T, HQ, Dv]. Their LSEs are float32 [B, HQ, T], and [B, T, HQ]
-    for blocks. The other fields are the tensors of a ``BlockPlan``.
+    for blocks. All further fields are the tensors of a ``BlockPlan``.
     """
 
     compressed: torch.Tensor

@@ -151,7 +151,7 @@ def _kernel(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
     if policy.on_error == "raise":
         out = _launch(*call)
     else:
-        # Kernel and fallback both refuse wrong inputs, so there is no fallback.
+        # Packed SDPA would refuse wrong inputs as well, so raise.
         check_ranges(*call[:4])
         try:
             out = _launch(*call)

@@ -59,7 +59,7 @@ def parallel_nsa(
         block_indices: integers [B, T, H, S], counted from the start of the query's sequence; when
             None, the blocks are chosen by the weights of the compressed keys, which needs g_cmp.
         block_counts: without block_indices, how many blocks a query selects, at least three: the
-            first, the last two, then those of the highest weights. Among equal weights, the lowest
+            first, the last two, then blocks by descending weight. Among equal weights, the lowest
             index is chosen. Integers [B, T, H] give each query its own count, of the chosen blocks
             or of block_indices, from the front. Without block_indices, the largest count is read on
             the host. A single number does not shorten block_indices.

@@ -175,7 +175,7 @@ def _weigh(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 def _is_of_packed(function: Any) -> bool:
-    """Return whether a mask function is made only of the causal one and those of packed sequences.
+    """Return whether a mask function combines only the causal mask and masks of packed sequences.
 
     They are closures of Transformers, recognised by their names and by what they close over.
     """

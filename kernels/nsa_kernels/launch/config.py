@@ -1,7 +1,7 @@
 """Launch configurations: a pure function of (device, shape class), never of a measurement.
 
 Rules replace run-time autotuning. So the first call needs no trials, and two runs on one GPU agree
-bit for bit. The rules come from sweeps on an H200 (notes/rows.md). For other devices, they use the
+bit for bit. Sweeps with an H200 gave the rules (notes/rows.md). For other devices, they use the
 device's numbers of multiprocessors and bytes of shared memory. Tiles from a file that
 ``python -m nsa_kernels.tune`` wrote have precedence over the rules.
 """

@@ -27,8 +27,8 @@ def queries_behind_kernel(
 ):
     """Program (TILE queries): store the keys lo[t] to hi[t], each [T], that query t sees.
 
-    ``first`` tokens come before query 0. PACKED: each sequence has its own tokens before its first
-    query, which are those of cu_tokens without a query. Queries in no sequence see nothing.
+    ``first`` tokens come before query 0. PACKED: instead, cu_tokens counts the tokens of each
+    sequence, and its queries are the last of them. Queries in no sequence see nothing.
 
     lo and hi never decrease. Values of cu_keys, lo and hi are clamped to [0, N].
     """

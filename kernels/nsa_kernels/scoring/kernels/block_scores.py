@@ -32,7 +32,7 @@ def _add_weights(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Add the weights of ``group`` heads to ``acc`` [queries, keys]. On an ``edge``, only those of
+    """Add the weights of ``group`` heads to ``acc`` [queries, keys]. On an ``edge``, count only
     ``keys`` that each query has ``seen``."""
     row = tl.arange(0, acc.shape[0])
     for i in range(group):

@@ -177,7 +177,7 @@ def forward_config(shape: BlockShape) -> BlockConfig:
     # 128 registers let four programs of four warps share a multiprocessor.
     plain = shape.dtype.itemsize == 4 or wide
     queries = max(64, 512 // shape.group)
-    # With a large group, a tile has few tokens, and those of the next one fit in registers.
+    # With a large group, a tile has few tokens, so the tokens of the next tile fit in registers.
     ahead = not plain and shape.group >= 16
     return BlockConfig(rows, queries, 8 if wide else 4, None if plain else 128, ahead)
 

@@ -1,8 +1,8 @@
 """The row and range kernels in CUDA C++, compiled when first called.
 
 docs/explanation/kernels/cuda.md says how they work.
-It needs ``nsa-kernels[cuda]``. Calls that it cannot serve raise ``Unsupported``. There is no
-fallback.
+It needs ``nsa-kernels[cuda]``. Calls that it cannot serve raise ``Unsupported`` and do not
+fall back to another kernel.
 """
 
 from __future__ import annotations

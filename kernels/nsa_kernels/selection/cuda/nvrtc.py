@@ -1,6 +1,6 @@
 """Compile CUDA C++ to cubins and load kernels, by NVRTC and ``cuda.core``.
 
-NVRTC also compiles for other GPUs than that of this machine. Cubins are kept on disk under a key
+NVRTC also compiles for GPUs that this machine does not have. Cubins are kept on disk under a key
 from cuda.core: source, options, architecture and version of NVRTC.
 """
 

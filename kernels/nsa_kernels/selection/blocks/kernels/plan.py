@@ -192,7 +192,7 @@ def items_kernel(
     first = tl.load(first_ptr + b, mask=b < bins, other=0)
     count = tl.load(count_ptr + b, mask=b < bins, other=0)
     slot = first // QUERIES + b
-    # The slots up to those of the next bin, at least one.
+    # The number of slots before the next bin, at least one.
     own = tl.where(b < bins, (first + count) // QUERIES + b + 1 - slot, 0)
     for i in range(tl.max(own, 0)):
         busy = i * QUERIES < count
