@@ -48,10 +48,10 @@ def best_baseline(
 ) -> Record | None:
     """Return the fastest baseline of a case that is `ok` and within tolerance, or None.
 
-    beside: only baselines of this record's attempt; those from its own package count only if all
-    are.
-    alongside: also baselines that run only for a control.
-    regime: by default of the samples.
+    beside: take only baselines of this record's attempt. Baselines from its own package count only
+    if there are no others.
+    alongside: also take baselines that run only for a control.
+    regime: by default, the regime of the samples.
     """
     valid = [
         r

@@ -15,7 +15,7 @@ from nsabench.model.vocabulary import Mode, Regime, Role, Status
 KNOWN_DURATION_TOLERANCE = 0.02
 OFTEN = 0.5  # share of samples; a few late ones can be noise of the host
 IN_A_BURST = "called one behind the other, "  # the worker's reason begins so
-MORE = 1.25  # times the device time: then a caller clearly waits for the host
+MORE = 1.25  # multiple of the device time from which a caller clearly waits for the host
 
 
 def check_timer(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
@@ -156,7 +156,7 @@ def worked_ms(record: Record) -> float | None:
     """Return how long the device works on a call; None if that is unknown, as on a CPU."""
     if record.median_ms is None:
         return None
-    # The device was held until the call was queued. Else the time has gaps, so the kernels' counts.
+    # If the device was held until the call was queued, its time has no gaps. Else add up kernels.
     if record.host_us is not None:
         return record.median_ms
     return None if record.kernels_us is None else record.kernels_us / 1e3

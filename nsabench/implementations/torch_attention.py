@@ -17,7 +17,7 @@ from nsabench import Unsupported
 
 T = TypeVar("T")
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # q, k, v, sm_scale
-FlashAttention = Callable[..., Tensor]  # called as `aten_flash` is
+FlashAttention = Callable[..., Tensor]  # takes the arguments of `aten_flash`
 
 # A larger dense mask is not a serious alternative.
 MAX_MASK_ELEMENTS = 1 << 31

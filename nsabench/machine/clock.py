@@ -4,5 +4,4 @@ from time import perf_counter_ns as _perf_counter_ns
 
 
 def now_s(_ns=_perf_counter_ns) -> float:  # type: ignore[no-untyped-def]
-    """Return seconds of a monotonic clock."""
     return float(_ns()) * 1e-9

@@ -67,7 +67,7 @@ def find_unique(gpu: str) -> Sheet | None:
 def _find_fitting(gpu: str) -> list[Sheet]:
     words = set(_words(gpu))
     exact = [s for s in SHEETS if set(_words(s.name)) <= words]
-    # "H100" alone names part of two sheets; "A100-SXM4-80GB" holds every word of one.
+    # "H100" is a part of two names of sheets; "A100-SXM4-80GB" holds all words of one name.
     return exact or [s for s in SHEETS if words and words <= set(_words(s.name))]
 
 

@@ -19,7 +19,7 @@ class EarlyExit(Message, frozen=True):
 
     baselines: tuple[str, ...] = ()
     stay: int = 1
-    least_ms: Time = 0.0  # a faster call lets its baseline stay
+    least_ms: Time = 0.0  # a baseline with faster calls always stays
 
 
 ALL_STAY = EarlyExit()

@@ -4,10 +4,10 @@ A query sees the blocks 0 to n-1 and selects S of them, or all if n <= S. It alw
 first block and the last two, as NSA does (arXiv 2502.11089, section 4.1). The distribution chooses
 the others:
 
-- random: evenly. So do repeated, empty_rows, packed and the distributions of values.
+- random, repeated, empty_rows, packed and the distributions of values: evenly.
 - local: the queries of one block agree in seven of eight choices.
 - dense: all blocks, so S must be large enough.
-- recorded: as layers of a trained model chose on text that was new to them.
+- recorded: what layers of a trained model chose on text that was new to them.
 
 In repeated, half of the slots repeat another slot. In empty_rows, every fourth row selects nothing.
 Unused slots hold -1, and the slots are in random order. The number of selected keys does not depend
@@ -33,7 +33,7 @@ DISTRIBUTIONS: tuple[str, ...] = (
 )
 FORCED = 3
 FILE = "recorded.xz"
-CHANGED = 8  # in `local`, one in so many choices is a query's own
+CHANGED = 8  # in `local`, one of this many choices is drawn for each query
 
 Ints = NDArray[np.int32]
 
@@ -171,7 +171,7 @@ def refuse_unrecorded(slots: int, block: int, tokens: int) -> None:
 
 def _repeat_recording(batches: int, tokens: int, heads: int, first: int) -> Ints:
     """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all."""
-    recording = read_recording()  # of which heads are taken from number `first`, in a circle
+    recording = read_recording()  # its heads are taken in a circle from number `first`
     free, some = recording.slots - FORCED, slice(recording.slots * recording.block, tokens)
     chosen = np.zeros((batches, heads, tokens, free), dtype=np.int32)
     for number, of_head in enumerate(chosen.reshape(-1, tokens, free)):

@@ -105,7 +105,7 @@ def rank_blocks(
 ) -> Tensor:
     """Compute scores [n,blocks] of weights [n,G,Nc], summed over the group (equations 9 and 10).
 
-    They are inf for forced blocks, and -inf behind the query.
+    They are inf for forced blocks, and -inf for blocks after the query.
     """
     import torch
 

@@ -73,7 +73,7 @@ def _list_meanings() -> Iterator[Meaning]:
     for name in ops.names():
         try:
             op = ops.get(name)
-        except UsageError:  # other words are explained without a package that is broken
+        except UsageError:  # leave out the words of a package that is broken
             continue
         written = sys.modules[type(op).__module__].__doc__ or type(op).__doc__
         yield Meaning(name, "op", inspect.cleandoc(written or "Its author wrote nothing about it."))

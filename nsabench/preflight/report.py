@@ -27,7 +27,6 @@ def sort_key(launch: CompiledLaunch) -> tuple[Any, ...]:
 
 
 def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
-    """Render launches that are sorted by `sort_key`."""
     parts: list[RenderableType] = []
     for triton, launches in grouped(compiled, lambda c: c.triton).items():
         unpaired = describe_mismatch(launches[0].torch, triton)

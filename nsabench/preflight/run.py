@@ -72,8 +72,6 @@ def run(
 
 @dataclass(frozen=True)
 class Task:
-    """An architecture and a Triton."""
-
     architecture: Architecture
     triton: str
     folder: Path | None  # None: the installed Triton

@@ -34,8 +34,8 @@ from nsabench.signing.secrecy import variables
 from nsabench.verdicts.attempts import BEFORE_ANY
 from nsabench.worker import protocol
 
-START_LIMIT_S = 120.0  # to import everything, or to measure ceilings
-MOST_PROBES = 64  # of an op, that are called ahead
+START_LIMIT_S = 120.0  # time to import everything, or to measure ceilings
+MOST_PROBES = 64  # the most probes of an op that are called ahead
 DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds
 CHECKER_REPLY: TypeAdapter[Any] = TypeAdapter(
     Annotated[Step | Prepared | Checked | Concluded | Refused, Field(discriminator="kind")]

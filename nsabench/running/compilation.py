@@ -27,14 +27,14 @@ from nsabench.running.clients import Note, Scratch, TemporaryFolder, WorkerClien
 from nsabench.running.executor import Executor
 from nsabench.running.process import WorkerLost
 
-SHARE = 0.7  # of the device's memory, for all processes
+SHARE = 0.7  # of the device's memory, for all processes together
 WORTH_IT = 4  # cases
 MOST_PROCESSES = 16
 CONTEXT_BYTES = 1 << 30  # A CUDA context takes them on the device.
 HOST_BYTES = 3 << 30  # A process with torch and a compiler takes them on the host.
 SETS = 6  # Memory of a call, in multiples of its inputs and outputs.
 CALL_LIMIT_S = 300.0  # FlashInfer compiles for 144 s beside eleven others.
-MOST_S = 450.0  # workers of one kind begin no call later
+MOST_S = 450.0  # after this time, workers begin no call
 SAY_EVERY_S = 30.0
 # The number of shards that share the cores of this host (`fleet.devices` sets it).
 SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"

@@ -36,8 +36,6 @@ START_ANEW = "start a new run, which is signed with your key."
 
 @dataclass(frozen=True)
 class Finished:
-    """A complete run."""
-
     folder: RunFolder
     plan: Plan
     results: Results

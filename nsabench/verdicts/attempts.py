@@ -23,7 +23,7 @@ from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
 BEFORE_ANY = "inputs"
 EARLY = (BEFORE_ANY, "request", "start")
 COOL_DOWN_S = 5.0
-REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause may end these; the work itself causes the cap
+REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause ends these, but not a cap that work causes
 # A person or a scheduler may kill the measuring process so often before an implementation is
 # blamed. Kernels cannot do it if the sandbox blocks signals.
 FORGIVEN = 2

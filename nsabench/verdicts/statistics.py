@@ -17,7 +17,7 @@ COUNTED = 255  # the most rounds that a byte counts.
 # Fewer rounds give no useful interval: with one, both ends are the ratio itself.
 MIN_ROUNDS_EVER = 5
 LONGEST_TICK = 0.1  # share of the time of a call
-ROUNDS_FOR_CORRELATION = 20  # fewer say too little about how alike successive rounds are.
+ROUNDS_FOR_CORRELATION = 20  # fewer rounds do not show how alike successive rounds are.
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ _OF_CUDA: dict[str, Access] = {
 def _let_torch_order_attention() -> None:
     """Have torch put the backends of SDPA in its order for this GPU, as its first call would.
 
-    An order that was read before that is not the one that torch uses.
+    Before that call, torch reports an order that it does not use.
     """
     if "sdp.order" in _OF_TORCH:
         tiny = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")

@@ -231,8 +231,9 @@ def causal_mask(
     mask of one element says whether sequences are not packed.
 
     Raises:
-        ValueError: the model needs padding (one value is read from the device), windows, chunks, a
-            cache of fixed size, mask functions of its own, or blocks whose tokens see each other.
+        ValueError: the batch is padded, for which one value is read from the device. Or the model
+            needs windows, chunks, caches of fixed size, other masks, or blocks whose tokens see
+            each other.
         RuntimeError: the same for a compiled model, when it runs. On a GPU, an assertion fails.
     """
     compiling = torch.compiler.is_compiling()

@@ -173,7 +173,6 @@ class Archive:
             return read_records(Path(scratch))
 
     def _place_tables(self, run: ArchivedRun, tables: Iterable[str], into: Path) -> None:
-        """Put tables into a folder as a run has them."""
         for table in tables:
             (into / f"{table}.parquet").write_bytes(self.table(run, table))
 

@@ -21,8 +21,6 @@ MOST_BYTES = 512 * limits.MIB
 
 
 class ArchivedRun(Frozen):
-    """A complete run of an archive."""
-
     prefix: str  # of the names of its objects, ends in "/"
     statement: Statement
     trust: Trust

@@ -3,7 +3,7 @@
 The heads of a group are the rows of a tile, padded to 16. All tensors are contiguous.
 
 query_major: q [N,HQ,D], k [N,H,D], v [N,H,DV] of all sequences. Its rows int32 [N,H,S] are
-  block numbers in the query's sequence, -1 for none. begin int32 [N] is where that starts.
+  block numbers in the query's sequence, -1 for none. begin int32 [N] is where that sequence starts.
 split_keys: q [R,H,D], k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2]. R is B*S*G.
 """
 
@@ -178,7 +178,7 @@ def key_gradient_kernel(
         end = tl.minimum(tl.load(bounds_ptr + owner + 1), start + PIECE)
         d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
         keys = begin + tl.arange(0, SIZE)
-        last = tl.load(first_ptr + blocks + owner // H)  # the token behind the block's last
+        last = tl.load(first_ptr + blocks + owner // H)  # the token after the block
         valid = keys < last
         k_mask = valid[:, None] & (d < D)[None, :]
         v_mask = valid[:, None] & (dv < DV)[None, :]

@@ -64,7 +64,6 @@ def describe(environment: Environment, without: Collection[str] = ()) -> list[Te
 
 
 def find_labels_without_torch(environment: Environment) -> set[str]:
-    """Return the labels of lines that need no torch."""
     lines = summarise(environment, ())
     return {label for label, line in lines if line and label not in NEED_TORCH}
 

@@ -26,8 +26,8 @@ from nsabench.worker.timing.timer import Timer
 if TYPE_CHECKING:
     from nsabench.worker.arm import CaseArm
 
-STOP_RESAMPLES = 200  # fewer than for a verdict
-CONTENDER_MARGIN = 1.1  # a slower baseline cannot become the best one
+STOP_RESAMPLES = 200  # resamples; a verdict uses more
+CONTENDER_MARGIN = 1.1  # beyond this multiple a baseline cannot become the best
 HOPELESS = 3.0  # multiple of the best baseline's time
 
 MIN_WARMUP_CALLS = 3
@@ -39,7 +39,7 @@ MOST_CALLS = 256
 SLOW_MS = 20.0  # A slower call hides all host time of the next one.
 ARM_BUDGET_S = 0.06  # An arm without a verdict leaves after this time in bursts.
 NEEDED_MS = 1000.0  # An arm with slower calls leaves in any case.
-HELD_BYTES = 2 << 30  # For all calls that are made ready before a burst.
+HELD_BYTES = 2 << 30  # Memory of all calls that are prepared before a burst.
 
 
 @dataclass

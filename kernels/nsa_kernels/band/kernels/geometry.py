@@ -55,8 +55,8 @@ def tiles_of(
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Return four bounds for the queries ``first`` to ``last``: where their tiles of keys begin,
-    where tiles begin and end that all of them see whole, and where their keys end."""
+    """Return four bounds for the queries ``first`` to ``last``. Their tiles of keys begin at the
+    first bound, and their keys end at the last. All of them see all keys between the other two."""
     lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
