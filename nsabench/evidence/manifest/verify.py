@@ -113,9 +113,10 @@ def verify(
                 report.details["tables"] = _check_tables(folder, plan, logged, report.predicate)
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
         with suppress(VerificationFailed):  # its log is not sound
-            read_log(folder, read_plan(folder, None))
-            command = f"`nsabench all --resume {folder}`"
-            report.remedy = f"finish it where it was begun, with the same key: {command}."
+            _, origin = read_log(folder, read_plan(folder, None))
+            if not keyids or origin.keyid in keyids:
+                command = f"`nsabench all --resume {folder}`"
+                report.remedy = f"finish it where it was begun, with the same key: {command}."
     return report
 
 
