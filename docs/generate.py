@@ -294,7 +294,9 @@ def _matrices() -> Iterator[str]:
     for name in ops.shipped():
         op = ops.get(name)
         yield f"\n### `{name}`\n"
-        yield _wrapped(f"{op.shape_model.describe()}\n")
+        for paragraph in explain.explain(name)[0].text.removeprefix(f"{name}: ").split("\n\n"):
+            text = " ".join(paragraph.split()).replace("*", r"\*")
+            yield _wrapped(f"{text[0].upper()}{text[1:]}\n" if text[1:2] != " " else f"{text}\n")
         yield _wrapped(f"- sizes: {', '.join(_sizes(op.shape_model))}")
         yield _wrapped(f"- directions: {', '.join(f'`{d}`' for d in op.directions)}")
         yield _wrapped(f"- distributions: {', '.join(f'`{d}`' for d in op.distributions)}")

@@ -3,8 +3,6 @@
 It is the main pass of a run without controls, and signs nothing, so it decides nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -181,29 +179,38 @@ def plan(
     )
 
 
+def refuse_unusable(request: CheckRequest) -> None:
+    """Raise `UsageError` for shapes and an op that the request alone shows to be wrong."""
+    for text in request.shapes:
+        _read_sizes(text)
+    if request.op:
+        list(_plan_cases(request, request.op))
+
+
+def _read_sizes(text: str) -> dict[str, str]:
+    try:
+        return dict(part.split("=") for part in text.replace(" ", "").split(","))
+    except ValueError:
+        raise UsageError(f"--shape {text!r} holds no sizes", "write N=64,L=1024.") from None
+
+
 def _plan_cases(request: CheckRequest, op_name: str) -> Iterator[Case]:
-    op = ops.get(op_name, str(request.file))
-    shapes = request.shapes or op.check_shapes.get(request.device, ())
+    op = ops.get(op_name, "--op" if request.op else str(request.file))
+    own = op.check_shapes.get(request.device, ())
+    form = ",".join(f"{size}=…" for size in op.shape_model.model_fields)
+    remedy = f"give a shape of {op_name}: --shape {own[0] if own else form}."
+    shapes = request.shapes or own
     if not shapes:
-        raise UsageError(
-            f"the op {op_name} has no shapes to check on {request.device}",
-            f"give one: --shape {','.join(f'{axis}=…' for axis in op.shape_model.model_fields)}.",
-        )
+        raise UsageError(f"the op {op_name} has no shapes to check on {request.device}", remedy)
     if request.direction not in op.directions:
         raise UsageError(f"the op {op_name} has no {request.direction}", "leave out --direction.")
     for text in shapes:
         try:
-            sizes = dict(part.split("=") for part in text.replace(" ", "").split(","))
-            shape = op.shape_model.model_validate(sizes)
+            shape = op.shape_model.model_validate(_read_sizes(text))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the shape"
-            raise UsageError(
-                f"--shape {text} does not fit {op_name}: {where}: {first['msg']}",
-                f"its sizes are {', '.join(op.shape_model.model_fields)}.",
-            ) from None
-        except ValueError:
-            raise UsageError(f"--shape {text!r} holds no sizes", "write N=64,L=1024.") from None
+            flaws = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+            what = "; ".join(flaw.removeprefix(": ") for flaw in flaws)
+            raise UsageError(f"--shape {text} does not fit {op_name}: {what}", remedy) from None
         yield Case(
             op=op.name,
             shape=shape.model_dump(),

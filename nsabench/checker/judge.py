@@ -16,7 +16,7 @@ from nsabench.checker import compare
 from nsabench.checker.compare import Errors, WrongValues
 from nsabench.checker.diagnosis.gradients import diagnose_gradient
 from nsabench.checker.diagnosis.outputs import diagnose
-from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis
+from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis, mistake
 from nsabench.checker.protocol import Checked, Concluded, NoOracle, Prepare, Prepared
 from nsabench.delivery import FACTORS, OUTPUT, Delivery, Form, Mailbox, draw
 from nsabench.errors import UsageError
@@ -24,7 +24,7 @@ from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.measurement import Judged
 from nsabench.model.vocabulary import Status
-from nsabench.ops import Inputs, Probe
+from nsabench.ops import STRIDED, Inputs, Probe
 
 MEMORY_SHARE = 0.25  # of the free device memory, for all sets
 MOST_OF_MEMORY = 0.6  # of the free device memory, for the fewest sets
@@ -260,6 +260,8 @@ class OutputJudge:
             right = oracles.expected[delivery.set][name] * delivery.factor
             given = inputs, grad_out, name, result, right, previous
             found = diagnose_gradient(oracles.op, *given, self.diagnosis_s)
+        if delivery.probe == STRIDED and found.id in ("not-finite", "unexplained"):
+            found = mistake("strides-ignored", found=found.mistake)
         return found.surrounded(f"with {delivery.probe}, ") if delivery.probe else found
 
     def _find_oracles(self, delivery: Delivery) -> Oracles:

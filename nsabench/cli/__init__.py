@@ -30,7 +30,9 @@ MEASURING = {"all", "run", "versions"}
 def group(context: click.Context, debug: bool) -> None:
     """Decide whether a GPU kernel is right and faster than PyTorch, and from which length.
 
-    Example: nsabench all matrices/selection_rows.yaml --device cuda
+    Start with `nsabench check FILE.py`, on a file of yours or of `nsabench init`.
+
+    Example: nsabench all selection_rows --kernels mine.py
     """
     context.obj = debug
 
@@ -94,7 +96,7 @@ def _explained(error: Exception) -> int:
 
 
 def _interrupted(error: BaseException) -> int:
-    goes_on = ""
+    goes_on = f"; {error}" if str(error) else ""
     if isinstance(error, Interrupted):
         again = f"nsabench {error.command} --resume {shlex.quote(error.folder)}"
         goes_on = f"; the run goes on with `{again}`"

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -86,6 +87,9 @@ class Commands(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in SUMMARIES:
+            near = get_close_matches(name, SUMMARIES, 1)
+            if near and not context.resilient_parsing:
+                context.fail(f"There is no command {name!r}. Did you mean {near[0]!r}?")
             return None
         command: click.Command = importlib.import_module(f"nsabench.cli.{name}").command
         return command

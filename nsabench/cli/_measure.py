@@ -26,15 +26,15 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         as_json=asked.as_json,
         junit=asked.junit,
     )
-    plan = None if is_resumed_as_it_was else make_plan(asked)
-    if plan is not None and plan.device == "cpu":
-        # A GPU refuses too much memory by itself; a host kills the process.
-        planner.refuse_unfitting(plan, memory_of("cpu"))
-        if asked.device == "auto":
-            planner.refuse_long(plan)
     # With --json, standard output is for programs.
     shown = terminal.Progress(terminal.console(stderr=asked.as_json))
     try:
+        plan = None if is_resumed_as_it_was else make_plan(asked)
+        if plan is not None and plan.device == "cpu":
+            # A GPU refuses too much memory by itself; a host kills the process.
+            planner.refuse_unfitting(plan, memory_of("cpu"))
+            if asked.device == "auto":
+                planner.refuse_long(plan)
         with shown as progress:
             if asked.resume is not None:
                 return conclusion.resume(asked.resume, progress, plan=plan, signer=signer, fit=fit)
@@ -43,6 +43,8 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     except Interrupted as interrupted:
         interrupted.command = "all" if fit else "run"  # the command that continues it
         raise
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*([] if asked.resume else ["nothing was kept"])) from None
 
 
 def show(finished: Finished, asked: Measuring, signed: str = "") -> int:

@@ -33,7 +33,7 @@ def command(asked: Measuring, gpus: str | None) -> int:
 
     Without a MATRIX, all matrices are measured on a GPU, and the quick one on a CPU.
 
-    Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
+    Example: nsabench all selection_rows --kernels mine.py
     """
     if gpus is not None:
         code = _measure_on(asked, gpus)

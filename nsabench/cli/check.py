@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from nsabench import ops
-from nsabench.check import CheckRequest, check_file
+from nsabench.check import CheckRequest, check_file, refuse_unusable
 from nsabench.cli import _help, _options, _watch
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say, say_document
@@ -68,13 +68,12 @@ def command(
         try:
             if file.suffix != ".py" or not file.is_file():
                 what = "is not a Python file" if file.exists() else "does not exist"
-                raise UsageError(f"{file} {what}", "`nsabench init OP FILE.py` writes a first one.")
+                remedy = "give a Python file; `nsabench init OP FILE.py` writes a first one."
+                raise UsageError(f"{file} {what}", remedy)
             own_ops = asked.ops_file.absolute() if asked.ops_file is not None else None
             if own_ops is not None:
                 ops.load_file(own_ops)
             device = planner.choose_device(asked.device)
-            if not asked.as_json:
-                say(shown.header(file, device, datetime.now()))
             request = CheckRequest(
                 file=file.absolute(),
                 device=device,
@@ -86,6 +85,9 @@ def command(
                 ops_file=own_ops,
                 sandboxed=not asked.no_sandbox,
             )
+            refuse_unusable(request)
+            if not asked.as_json:
+                say(shown.header(file, device, datetime.now()))
             return _check(request, asked.as_json)
         except NsabenchError as error:
             if asked.as_json:

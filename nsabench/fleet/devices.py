@@ -1,7 +1,5 @@
 """Measure one shard on each GPU of this host, all at the same time (`all --gpus`)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

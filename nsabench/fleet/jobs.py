@@ -4,8 +4,6 @@ The rendered files belong to the user. A job runs `nsabench all … --shard i/n 
 can be started again.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -4,8 +4,6 @@ The merged run keeps log, plan, environment and manifest of each shard unchanged
 of each measuring host still counts.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Builds the image of a combo."""
 
-from __future__ import annotations
-
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The combos of docker/combos.yaml, and the checkout that images are built from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

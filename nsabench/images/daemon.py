@@ -1,7 +1,5 @@
 """Connects to Docker or podman, and explains its errors."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -20,12 +20,13 @@ from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _external
 from nsabench.ops._decode import DecodeSizes
 from nsabench.ops._op import Inputs, Op, Probe, Shape, Size, Work
-from nsabench.ops._probes import COMMON_LOGIT
+from nsabench.ops._probes import COMMON_LOGIT, STRIDED
 from nsabench.ops._sequences import compared
 
 # Other modules import these by name; functions are called as `ops.get`.
 __all__ = [
     "COMMON_LOGIT",
+    "STRIDED",
     "DecodeSizes",
     "Inputs",
     "Op",

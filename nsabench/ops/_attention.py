@@ -41,7 +41,8 @@ class AttentionShape(Shape):
 
 
 class HeadsShape(AttentionShape):
-    """HQ query heads on H key heads. Head dims D (q, k) and Dv (v; D unless given)."""
+    """HQ query heads on H key heads: query head i reads key and value head i // (HQ // H). Head
+    dims D (q, k) and Dv (v; D unless given)."""
 
     HQ: Size
     H: Size

@@ -25,6 +25,7 @@ OTHER_SCALE = 3.0  # multiple of the default scale
 COMMON_LOGIT = 110.0
 ALIGNMENT = 16  # bytes
 OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000
+STRIDED = "strided inputs"
 PADDING = 8  # elements after each row of a strided tensor
 
 
@@ -35,7 +36,7 @@ def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
         "another scale": (ABOVE_A_TILE, usual, _rescale),
         "large logits": (BELOW_A_TILE, usual, _enlarge_logits),
         "outliers in v": (ABOVE_A_TILE, usual, _add_outliers),
-        "strided inputs": (BELOW_A_TILE, usual, _spread),
+        STRIDED: (BELOW_A_TILE, usual, _spread),
     }
     if "empty_rows" in op.distributions:
         wanted["an empty selection"] = BELOW_A_TILE, "empty_rows", _keep

@@ -51,8 +51,7 @@ def _name_failure(record: Record) -> str:
 
 def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str]:
     """Return in words whether a candidate is right, its ratios, and from which length to use it."""
-    is_untimed = standing.right and all(r.median_ms is None for r in standing.right)
-    if is_untimed:  # the parts say so, and no length follows
+    if all(r.median_ms is None for r in standing.right):  # the parts say why no length follows
         decisions = []
     own = [d for d in decisions if (d.op, d.candidate) == (standing.op, standing.implementation)]
     parts = [standing.correctness, *standing.speed, *filter(None, [standing.proviso])]

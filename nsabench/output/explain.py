@@ -76,7 +76,8 @@ def _list_meanings() -> Iterator[Meaning]:
         except UsageError:  # leave out the words of a package that is broken
             continue
         written = sys.modules[type(op).__module__].__doc__ or type(op).__doc__
-        yield Meaning(name, "op", inspect.cleandoc(written or "Its author wrote nothing about it."))
+        written = inspect.cleandoc(written or "Its author wrote nothing about it.")
+        yield Meaning(name, "op", f"{written}\n\n{op.shape_model.describe()}".rstrip())
         for size in op.shape_model.model_fields:
             sentences = re.split(r"(?<=\.) ", op.shape_model.describe())
             own = " ".join(s for s in sentences if re.search(rf"\b{size}\b", s))
@@ -95,7 +96,7 @@ def _list_meanings() -> Iterator[Meaning]:
 
 def explain(word: str, others: Iterable[Meaning] = ()) -> list[Meaning]:
     """Return all meanings of a word. Raises `UsageError` with the nearest known words."""
-    known, wanted = meanings(others), word.strip().lower().lstrip("-")
+    known, wanted = meanings(others), word.lower().strip(" ×").lstrip("-")
     for form in (wanted, wanted.removesuffix("s"), wanted.replace("_", " ")):
         if form in known:
             return known[form]

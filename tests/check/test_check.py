@@ -48,6 +48,9 @@ def raises(q, k, v, *, sm_scale):
 """
 ONE = TWO.split('\n@implementation(op="selection_rows", name="first_half"')[0]
 PROBED = ONE.replace("    return", '    print(f"{k.shape[1]} keys")\n    return')
+AS_IF_DENSE = (
+    "    q, k, v = (x.as_strided(x.shape, x.new_empty(x.shape).stride()) for x in (q, k, v))\n"
+)
 IGNORES_THE_SCALE = PROBED.replace("sm_scale=sm_scale", "sm_scale=q.shape[-1] ** -0.5")
 SMALL = ("--device", "cpu", "--shape", "N=4,H=2,D=32,L=16")
 
@@ -197,6 +200,26 @@ def test_what_fails_shows_what_it_printed(tmp_path: Path) -> None:
     assert "nsabench/running" not in done.output, "and none of ours"
     assert "crashed: AttributeError" in done.output and "raises.py:5" in done.output
     assert "about to fail" in done.output
+
+
+def test_a_kernel_that_ignores_strides_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "dense.py"
+    path.write_text(ONE.replace("    return", f"{AS_IF_DENSE}    return"))
+    [answer] = read_answers(check(path, *SMALL, "--json"))
+    assert answer["diagnosis_id"] == "strides-ignored"
+
+
+def test_a_bad_shape_or_op_is_refused_before_the_file_is_imported(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("def broken(:\n")
+    for words, named in (
+        (["--shape", "foo"], ["foo"]),
+        (["--op", "nope"], ["nope"]),
+        (["--op", "sliding_window", "--shape", "T=32"], ["B:", "HQ:", "H:", "D:", "window:"]),
+    ):
+        done = check(path, "--device", "cpu", *words)
+        assert isinstance(done.exception, UsageError) and done.output == ""
+        assert all(name in str(done.exception) for name in named)
 
 
 @pytest.mark.parametrize(

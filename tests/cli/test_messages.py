@@ -57,6 +57,7 @@ def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path: Path) -> N
     [
         (["check", "matrix.yaml"], "matrix.yaml", "init"),
         (["check", "nowhere.py"], "nowhere.py", "init"),
+        (["check", "."], ".", "Python file"),
         (["all", "rows.py"], "rows.py", "--kernels rows.py"),
         (["plan", "rows.py"], "rows.py", "--kernels rows.py"),
         (["verify", ".", "--require", "pinned"], "pinned", "--key"),
@@ -74,6 +75,11 @@ def test_a_remedy_works_for_the_command_that_gives_it(
     done = CliRunner().invoke(group, words)
     assert isinstance(done.exception, UsageError), done.output
     assert named in str(done.exception) and remedy in done.exception.remedy
+
+
+def test_the_nearest_command_is_suggested() -> None:
+    done = CliRunner().invoke(group, ["chek"])
+    assert done.exit_code == 2 and "'check'" in done.output
 
 
 def test_a_kernel_that_was_not_tried_is_not_fine(

@@ -81,7 +81,7 @@ def test_an_interrupted_run_that_measured_nothing_leaves_nothing(
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
-    assert (process.returncode, said.strip()) == (130, "nsabench: interrupted.")
+    assert (process.returncode, said.strip()) == (130, "nsabench: interrupted; nothing was kept.")
     assert not (tmp_path / "run").exists()
 
 

@@ -127,7 +127,7 @@ def _find_layouts(e: Evidence) -> Iterator[Hypothesis]:
     elif k.shape[:-1] == v.shape[:-1] and v.dim() > 2 and v.numel() <= MOST_PLACES:
         for kept in range(min(3, v.dim() - 1)):
             wide = e.full.replaced({"v": _read_as_wide(v, k, kept)})
-            yield mistake("v-strides-of-k", axes=f"from axis {kept}"), partial(e.compute, wide)
+            yield mistake("v-strides-of-k", axes=f"from dimension {kept}"), partial(e.compute, wide)
 
 
 def _join(names: tuple[str, ...]) -> str:

@@ -1,7 +1,5 @@
 """Add runs to an archive, list them and verify them."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter, defaultdict

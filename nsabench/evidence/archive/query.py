@@ -4,8 +4,6 @@ DuckDB has no access to files, extensions or the network, and its configuration 
 query runs. It is given the tables as Arrow datasets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from threading import Timer
 

@@ -1,7 +1,5 @@
 """Describe the runs of an archive, and remember those that were verified on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress

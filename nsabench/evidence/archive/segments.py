@@ -5,8 +5,6 @@ user's cache, each with a table of many runs. Each row names the digest of the t
 from, and a query gets the rows whose digest the manifest of a verified run names.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence

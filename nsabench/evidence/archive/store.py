@@ -1,7 +1,5 @@
 """The store of an archive: a folder or an S3 bucket."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """List and hash the files of a run folder without following a link."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """Read which keys a reader trusts, and which were revoked."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

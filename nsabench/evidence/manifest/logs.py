@@ -1,7 +1,5 @@
 """Check the log of a run. A merged run keeps the log, plan and manifest of each shard."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

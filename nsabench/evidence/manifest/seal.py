@@ -1,7 +1,5 @@
 """Sign a finished run."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

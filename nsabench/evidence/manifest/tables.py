@@ -4,8 +4,6 @@ They are derived again and compared: first their bytes, then every value, as the
 version of pyarrow. docs/reference/manifest.md lists what depends on versions.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Verify a run folder check by check, and stop at the first that breaks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
