@@ -119,6 +119,7 @@ install:
     set -eu
     stamp=.venv/installed
     if ! [ "$stamp" -nt pyproject.toml ] || ! [ "$stamp" -nt kernels/pyproject.toml ]; then
+        echo 'installing nsabench, the kernels, torch and Triton into .venv: this takes minutes' >&2
         set -- -e '.[dev]' -e kernels
         own=True
         if {{ python }} -c 'import torch, triton' 2>/dev/null; then
@@ -138,6 +139,7 @@ install:
             {{ pip }} "$@"
         fi
         touch "$stamp"
+        echo 'installed. Next: `. .venv/bin/activate`, then `nsabench doctor`' >&2
     fi
     # A worker in its sandbox cannot keep what it compiles, and each would do it again.
     {{ python }} -m compileall -q nsabench kernels/nsa_kernels
