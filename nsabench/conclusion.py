@@ -114,13 +114,13 @@ def _sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
         (folder.path / MANIFEST).unlink()
         raise
     if not signer.ephemeral:
-        return f"signed with the key {signer.keyid}"
+        return f"signed with the key {signer.keyid[:12]}"
     if any(shard.trust is Trust.UNPINNED for shard in predicate.shards):
         return (
             "signed with an ephemeral key, but its shards with a lasting one: set "
             "NSABENCH_SIGNING_KEY_FILE and merge again into another folder"
         )
-    return "signed with an ephemeral key, which names no author (`nsabench key --help`)"
+    return "signed with an ephemeral key"
 
 
 def report(facts: pages.Facts) -> str:

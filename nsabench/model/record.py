@@ -202,6 +202,12 @@ class Record:
                 return comparison
         return None
 
+    def compared_best(self, regime: Regime) -> Comparison | None:
+        """Return the comparison with a baseline; if none was timed, that with an alternative."""
+        baseline, other = self.compared(regime), self.compared(regime, Reference.ALTERNATIVE)
+        is_judged = baseline and (baseline.against or baseline.verdict is Verdict.INVALID)
+        return baseline if is_judged or self.time_doubt else other or baseline
+
     def comparison(self, regime: Regime, reference: Reference = Reference.BASELINE) -> Comparison:
         """Return the comparison in a regime, empty if it was not made."""
         return self.compared(regime, reference) or Comparison(

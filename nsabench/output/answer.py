@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Catch, Pays, Role, Status, ThresholdAnswer, Verdict
+from nsabench.model.vocabulary import BENIGN, Catch, Pays, Role, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.document import FAILED, Sentence
 from nsabench.output.standing import Standing, is_of_the_user, name_untried, standings
@@ -54,7 +54,7 @@ def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str
     if all(r.median_ms is None for r in standing.right):  # the parts say why no length follows
         decisions = []
     own = [d for d in decisions if (d.op, d.candidate) == (standing.op, standing.implementation)]
-    parts = [standing.correctness, *standing.speed, *filter(None, [standing.proviso])]
+    parts = [standing.correctness, *standing.speed]
     for (sentence, why), alike in grouped(own, lambda d: (d.sentence, _explain(d))).items():
         regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
         parts.append(f"{sentence} ({regimes}{f'; {why}' if why else ''})")
@@ -62,14 +62,14 @@ def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str
 
 
 def _explain(decision: Decision) -> str:
-    by = decision.decided_by
-    if decision.answer is ThresholdAnswer.NO and by is not None:
-        verdict, status = by.comparison.verdict, by.record.status
-        found = str(verdict if status is Status.OK else status)
-        if verdict is Verdict.FASTER:
-            found += f", but not surely {decision.margin:g} times as fast,"
-        return f"{found} at {decision.axis}={by.length}"
-    return decision.reasons[0] if decision.reasons else ""
+    by, reasons = decision.decided_by, decision.reasons
+    if by is None or decision.weakest or reasons[1:]:  # more than the case that fails
+        return reasons[0] if reasons else ""
+    found = by.comparison.verdict if by.record.status is Status.OK else by.record.status
+    if found is by.comparison.verdict and by.lo is None:
+        return by.why or "not timed"
+    surely = f"not surely {decision.margin:g}x as fast" if found is Verdict.FASTER else found
+    return f"{surely} at {decision.axis}={by.length}"
 
 
 def describe_shipped(shipped: Sequence[Standing]) -> str:

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsabench.model.plan import Plan
-from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Regime, Role, Status, Verdict
+from nsabench.model.record import Comparison, Record
+from nsabench.model.vocabulary import Catch, Reference, Regime, Role, Status, Verdict
 from nsabench.output import grouped
-from nsabench.verdicts.statistics import geometric_mean
 
 DECLINED = (Status.UNSUPPORTED, Status.SKIPPED)
 
@@ -50,29 +49,17 @@ class Standing:
         }
         return {regime: count for regime, count in counts.items() if count}
 
-    @cached_property
-    def speedups(self) -> Mapping[Regime, Sequence[float]]:
-        """The ratios without a caution, by regime."""
-        ratios = {regime: self._list_speedups(regime) for regime in Regime}
-        return {regime: found for regime, found in ratios.items() if found}
+    def list_ratios(self, regime: Regime) -> list[Comparison]:
+        """Return the ratios without a caution: to baselines, or to alternatives without any."""
+        found = [r.compared_best(regime) for r in self.records if not r.caution_in(regime)]
+        ratios = [c for c in found if c is not None and c.ratio is not None]
+        return [c for c in ratios if c.reference is Reference.BASELINE] or ratios
 
-    def _list_speedups(self, regime: Regime) -> list[float]:
-        compared = [r.compared(regime) for r in self.records if not r.caution_in(regime)]
-        return [c.ratio for c in compared if c is not None and c.ratio is not None]
-
-    @cached_property
-    def averages(self) -> Mapping[Regime, float | None]:
-        return {regime: geometric_mean(ratios) for regime, ratios in self.speedups.items()}
-
-    @cached_property
-    def _cautions(self) -> list[str]:
+    def _list_provisos(self) -> list[str]:
         counts = Counter(r.caution for r in self.records if r.caution)
-        return [f"{text} in {n}" for text, n in counts.items()]
-
-    @property
-    def proviso(self) -> str:
         unproven = sum(r.unproven_verdict and not _is_untimed(r) for r in self.records)
-        return f"{unproven} rest on an unproven check" if unproven else ""
+        rest = [f"{unproven} rest on an unproven check"] if unproven else []
+        return [f"{text} in {n}" for text, n in counts.items()] + rest
 
     @property
     def correctness(self) -> str:
@@ -89,19 +76,29 @@ class Standing:
             return []
         if all(r.median_ms is None for r in self.right):
             return ["not timed (CPU)" if self.right[0].device == "cpu" else "not timed"]
-        parts = []
-        for regime, verdicts in self.verdicts.items():
-            average, ratios = self.averages.get(regime), self.speedups.get(regime, ())
-            span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
-            speed = "no ratio" if average is None else f"{average:.2f}x as fast{span}"
-            counts = [f"{verdicts[v]} {v}" for v in Verdict if verdicts[v]]
-            parts.append(f"{regime}: {', '.join([speed, *counts])}")
-        return [*parts, *self._cautions] if parts else ["no verdict"]
+        parts = [self._describe_speed(regime) for regime in self.verdicts]
+        return [*parts, *self._list_provisos()] if parts else ["no verdict"]
+
+    def _describe_speed(self, regime: Regime) -> str:
+        verdicts, compared = self.verdicts[regime], self.list_ratios(regime)
+        counts = [f"{verdicts[v]} {v}" for v in Verdict if verdicts[v]]
+        if not compared:
+            return f"{regime}: {', '.join(['no ratio', *counts])}"
+        reference, names = compared[0].reference, {c.against for c in compared}
+        best = names.pop() if len(names) == 1 else f"the best {reference}"
+        more = counts if reference is Reference.BASELINE else []
+        return f"{regime}: {', '.join([f'{_span(compared)} as fast as {best}', *more])}"
 
     @property
-    def sentence(self) -> str:
-        proviso = f"; {self.proviso}" if self.proviso else ""
-        return f"{', '.join([self.correctness, *self.speed])}{proviso}"
+    def brief(self) -> str:
+        compared = {regime: self.list_ratios(regime) for regime in self.verdicts}
+        ratios = [f"{regime} {_span(own)}" for regime, own in compared.items() if own]
+        return "; ".join([head(self.records), *filter(None, [", ".join(ratios)])])
+
+
+def _span(compared: Sequence[Comparison]) -> str:
+    ratios = [c.ratio or 0.0 for c in compared]
+    return " to ".join(dict.fromkeys(f"{end:.2f}x" for end in (min(ratios), max(ratios))))
 
 
 def is_of_the_user(plan: Plan, record: Record) -> bool:

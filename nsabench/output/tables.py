@@ -3,12 +3,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nsabench import labels
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import NO_SPECIALISED, Regime, Role, Status
+from nsabench.model.vocabulary import NO_SPECIALISED, Reference, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.document import Block, Name, Ours, Sentence, TableBlock, Tag, number
 
 MARKS = {
     "*": "* no control showed that each check behind it works: see `unproven`",
+    "‡": "‡ to the best alternative: no baseline was timed",
     "†": f"† {NO_SPECIALISED}: a ratio over 3, over masks, gathers or FlexAttention alone",
 }
 MOST_CHARACTERS = 100  # of an example
@@ -33,7 +34,8 @@ def _build_table(
     traits = [_list_traits(r) for r in records]
     names = dict.fromkeys(name for trait in traits for name in trait)
     varying = [name for name in names if len({trait.get(name) for trait in traits}) > 1]
-    regimes = [x for x in Regime if any(r.compared(x) for r in records)] or [records[0].regime]
+    regimes = [x for x in Regime if any(r.comparison(x).verdict for r in records)]
+    regimes = regimes or [records[0].regime]
     rows, numbers = [], dict.fromkeys([*varying, "ms"])
     for r, trait in zip(records, traits, strict=True):
         cells = {name: trait.get(name) or "–" for name in varying}
@@ -73,17 +75,20 @@ def _list_details(record: Record, baseline: Record | None) -> dict[str, str]:
 
 
 def _format_verdict(record: Record, regime: Regime, *, wide: bool) -> str:
-    found = record.compared(regime)
+    found = record.compared_best(regime)
     if record.median_ms is None:
-        return "not timed"
-    if found is None or not found.verdict:
+        return "not timed" if record.status is Status.OK else "–"
+    if found is None or (found.reference is Reference.BASELINE and not found.verdict):
         return "–"
     ratio = "" if found.ratio is None else f"{found.ratio:.2f} "
     if wide and found.lo is not None and found.hi is not None:
         ratio += f"[{found.lo:.2f}, {found.hi:.2f}] "
+    if found.reference is Reference.ALTERNATIVE:
+        word = "faster" if (found.lo or 0) > 1 else "slower" if (found.hi or 2) < 1 else "same"
+        return Tag(f"{ratio.strip()}‡", word)  # in the colour of a verdict, and without one
     star = "*" if regime is record.regime and record.unproven_verdict else ""
     dagger = "†" if record.caution_in(regime) else ""
-    return Tag(f"{ratio}{found.verdict}{star}{dagger}", found.verdict)
+    return Tag(f"{ratio}{found.verdict}{star}{dagger}", found.verdict or "")
 
 
 def others(records: Sequence[Record]) -> TableBlock:

@@ -21,7 +21,7 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, Purpose, Role
-from nsabench.output.standing import Standing, standings, versions
+from nsabench.output.standing import versions
 from nsabench.running.folder import HEAD, RunFolder
 from nsabench.signing import Signer
 from nsabench.verdicts import break_even, threshold
@@ -70,10 +70,6 @@ class Facts:
     @cached_property
     def compared(self) -> list[Record]:
         return [r for r in self.records if r.role is not Role.CONTROL]
-
-    @cached_property
-    def standings(self) -> list[Standing]:
-        return standings(self.records)
 
     @property
     def ceilings(self) -> Ceilings:

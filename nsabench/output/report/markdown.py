@@ -14,7 +14,7 @@ from nsabench.output.document import (
 )
 from nsabench.output.report import tables as report_tables
 from nsabench.output.report.facts import Facts, commands, machine
-from nsabench.output.standing import tally_of_controls
+from nsabench.output.standing import standings, tally_of_controls
 from nsabench.output.templates import environment
 from nsabench.text import code, markdown
 
@@ -37,6 +37,7 @@ def render(facts: Facts) -> str:
     lines = [(name, line or "not readable") for name, line in machine(facts.environment)]
     return templates.get_template("selection_report.md.j2").render(
         facts=facts,
+        standings=[(s, answer.list_findings(s, facts.decisions)) for s in standings(facts.records)],
         controls=tally_of_controls(facts.records),
         machine=TableBlock("Environment", ("what", "value"), lines),
         shards=list(report_tables.shards(facts)) if facts.plan.shards else [],

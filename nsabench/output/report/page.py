@@ -29,7 +29,7 @@ from nsabench.verdicts.tables import COMPARISONS, RECORDS
 
 SCRIPTS = ("series.js", "charts.js", "main.js")
 MOST_LOGS = 30  # excerpts; the run's folder has the whole logs
-MOST_SHOWN = 3  # candidates on the first screen
+MOST_SHOWN = 3  # candidates on the first screen: the user's, if there are any
 
 OPEN = ("decision", "failed")
 COLUMNS = tuple(column.name for column in columns(Record))
@@ -186,7 +186,7 @@ def _gather_decision(facts: Facts) -> dict[str, Any]:
         "outcome": answer.describe_outcome(facts.plan, facts.results),
         "candidates": [(s, answer.list_findings(s, decisions)) for s in [*own, *others]],
         "chart": None if facts.invalidating else ratio_chart.build(own),
-        "most": MOST_SHOWN,
+        "most": min(len(own), MOST_SHOWN),
         "payments": list(answer.describe_payments(payments)),
         "controls": tally_of_controls(facts.records),
         "unproven": facts.results.unproven,

@@ -73,8 +73,8 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
 
 def _list_logs(finished: Finished) -> Iterator[str]:
     """Yield what crashed, with the log that says more. The answer has what is wrong."""
-    records = finished.results.records
-    failed = (r for r in records if r.role is not Role.CONTROL and r.status not in BENIGN)
+    compared = (r for r in finished.results.records if r.role is not Role.CONTROL)
+    failed = (r for r in compared if r.status not in BENIGN)
     groups = grouped(failed, lambda r: (r.implementation, r.status, r.diagnosis or r.reason))
     for (name, status, why), rows in groups.items():
         log = finished.folder.path / "logs" / f"{rows[0].case_id}.log"
@@ -133,9 +133,11 @@ def describe_end(finished: Finished, signed: str = "", *, width: int = WIDTH) ->
     if finished.folder.thresholds.exists():
         decisions = threshold.decide_run(records, plan)
     room, lines = MOST_LINES - 1 - len(last), list[Sentence]()
-    for place, standing in enumerate(own):
-        findings = "; ".join(answer.list_findings(standing, decisions))
-        text = _wrap(f"{standing.implementation}: {findings}", width)
+    full = [f"{s.implementation}: {'; '.join(answer.list_findings(s, decisions))}" for s in own]
+    texts = [_wrap(text, width) for text in full]
+    if sum(map(len, texts)) > room:
+        texts = [_wrap(f"{s.implementation}: {s.brief}", width) for s in own]
+    for place, (standing, text) in enumerate(zip(own, texts, strict=True)):
         is_last = place == len(own) - 1
         if len(lines) + len(text) > room - (not is_last):
             lines.append(Sentence(f"and {len(own) - place} more: see the table"))
@@ -163,6 +165,4 @@ def _describe_trust(finished: Finished, signed: str) -> str:
         parts.append(
             f"{names} missed, so nothing is decided{'' if everywhere else ' in the queue'}"
         )
-    if finished.results.unproven:
-        parts.append("what is unproven stands above")
     return "; ".join([*parts, *filter(None, signed.splitlines())])

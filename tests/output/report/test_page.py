@@ -152,8 +152,11 @@ def test_the_first_screen_answers(
     elif outcome == "wrong":
         assert chart is None, "what is wrong has no ratio"
     text = browser.js("return document.querySelector('.answer').innerText")
-    assert outcome.upper() in text and "worth using" in text
-    assert ("queue: 1.50x as fast" in text) is (outcome == "right")
+    assert outcome.upper() in text
+    for answer in ("worth using", "as fast as sdpa_gqa"):
+        assert (answer in text) is (outcome == "right")
+    table = browser.js("return document.querySelector('#failed table').checkVisibility()")
+    assert not table, "what did not fail is folded"
 
 
 def test_all_but_the_answer_and_the_failures_is_folded_and_a_link_unfolds_it(

@@ -11,10 +11,11 @@ from rich.console import Console
 
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Kind, Regime, Status, Verdict
+from nsabench.model.vocabulary import Kind, Regime, Role, Status, Verdict
 from nsabench.output import result, tables, terminal
 from nsabench.output.document import on_terminal
 from nsabench.output.report import Facts
+from nsabench.output.standing import standings
 from nsabench.output.terminal.summary import describe_end
 from nsabench.running.run import Finished
 from nsabench.verdicts import thresholds_yaml
@@ -59,14 +60,14 @@ def test_the_users_candidates_come_first_and_the_answer_last(tmp_path: Path) -> 
     finished = finish(tmp_path, Made(implementations=("rows_group", "rows_cuda", "mine")))
     head, first, *rest = lines_of(finished)
     assert head == "complete in 2.0 s"
-    assert first.startswith("mine: RIGHT 16 of 16; device: 0.87x as fast (0.50 to 1.5")
+    assert first.startswith("mine: RIGHT 16 of 16; device: 0.50x to 1.5")
     assert "shipped candidates: 2 of 2 are right" in rest
     assert show(finished).rstrip().endswith("\n".join([head, first, *rest]))
     table = show(finished).partition(head)[0]
     assert table.rindex(" rows_cuda ") < table.index(" mine ")
 
 
-@pytest.mark.parametrize("count", [3, 9])
+@pytest.mark.parametrize("count", [3, 9, 10])
 @pytest.mark.parametrize("status", [Status.OK, Status.CRASHED])
 def test_it_is_short_and_fits_80_columns(tmp_path: Path, count: int, status: Status) -> None:
     names = tuple(f"kernel_{n}" for n in range(count))
@@ -76,6 +77,8 @@ def test_it_is_short_and_fits_80_columns(tmp_path: Path, count: int, status: Sta
     assert all(len(line) <= 80 for line in lines[:-1])
     named = sum(any(line.startswith(f"{name}: ") for line in lines) for name in names)
     assert named == count or f"and {count - named} more: see the table" in lines
+    if status is Status.OK and count < 10:
+        assert named == count and all("device" in line for line in lines[1 : count + 1])
     words = " ".join(show(finished).split())
     assert all(name in words for name in names), "a name is broken"
 
@@ -122,10 +125,33 @@ def test_a_ratio_over_general_baselines_alone_is_in_no_average(tmp_path: Path) -
     made = Made(kind=Kind.GENERAL, ratio=ratio.__getitem__, lengths=(64, 128))
     finished = finish(tmp_path, made)
     text = text_of(finished)
-    assert "device: 2.00x as fast (1.99 to 2.0" in text and "no specialised baseline in 4" in text
-    [standing] = Facts.read(finished.folder.path).standings
-    assert len(standing.speedups[Regime.DEVICE]) == 4
-    assert standing.averages == {Regime.DEVICE: pytest.approx(2.0, rel=0.02)}
+    assert "no specialised baseline in 4" in text
+    [standing] = standings(finished.results.records)
+    ratios = [c.ratio for c in standing.list_ratios(Regime.DEVICE)]
+    assert ratios == [pytest.approx(2.0, rel=0.02)] * 4
+
+
+def test_without_a_baseline_the_ratio_is_to_the_best_alternative(tmp_path: Path) -> None:
+    records = [
+        with_comparison(r, Regime.DEVICE, median_ms=1.0, verdict=Verdict.INCONCLUSIVE)
+        for r in ladder({8192: 0.9, 16384: 2.5})
+        if r.role is Role.CANDIDATE
+    ]
+    [standing] = standings(records)
+    assert standing.speed == ["device: 0.90x to 2.50x as fast as dense"]
+    text = table_of(*records)
+    assert "0.90‡" in text and "2.50‡" in text and "\n‡ " in text and "inconclusive" not in text
+
+
+@pytest.mark.parametrize(
+    "what", [{"against": "sdpa"}, {"verdict": Verdict.INVALID}, {"time_doubt": "throttled"}]
+)
+def test_an_alternative_stands_in_for_no_baseline_that_says_no(what: dict[str, Any]) -> None:
+    [first, *_] = ladder({8192: 9.0})
+    first = replace(first, time_doubt=what.pop("time_doubt", ""))
+    judged = {"median_ms": 1.0, "verdict": Verdict.INCONCLUSIVE, **what}
+    text = table_of(with_comparison(first, Regime.DEVICE, **judged))
+    assert str(judged["verdict"]) in text and "9.00" not in text
 
 
 def test_break_even_lengths_are_in_the_answer(tmp_path: Path) -> None:
