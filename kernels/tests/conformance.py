@@ -156,8 +156,8 @@ REFUSALS = (
     ),
     Refusal(
         "TypeError",
-        "gated_sum: branches and gates must be of float16, bfloat16, float32, the branches of one; "
-        "got …",
+        "gated_sum: branches and gates must be float16, bfloat16 or float32, and all branches "
+        "the same; got …",
         ("gated_sum",),
         ("float64",),
     ),

@@ -38,7 +38,17 @@ PAGES = [
 # Words of PyTorch, JSON and shells, names of files, commands, and an emphasised word.
 NAMES = {
     *("scaled_dot_product_attention", "grad_fn", "grad_out", "null", "bash", "zsh", "fish"),
-    *("quick", "matrices", "results", "cpu", "instead", "nsabench", *SUMMARIES),
+    *(
+        "quick",
+        "matrices",
+        "results",
+        "cpu",
+        "instead",
+        "nsabench",
+        "only",
+        "published",
+        *SUMMARIES,
+    ),
 }
 
 
