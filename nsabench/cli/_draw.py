@@ -10,7 +10,6 @@ import torch
 from nsabench import ops
 from nsabench.checker.judge import Oracles
 from nsabench.checks import parity
-from nsabench.checks.parity import find_probe_limit
 from nsabench.model.case import Case
 from nsabench.model.job import input_seeds
 from nsabench.model.plan import Plan
@@ -53,7 +52,7 @@ def _draw_set(
         "grad_out": None if grad_out is None else grad_out.cpu(),
         "expected": {name: tensor.cpu() for name, tensor in oracles.expected[0].items()},
         "mae": float("inf") if probe else case.tolerances.mae,
-        "relative": find_probe_limit(oracles.case) if probe else resolved,
+        "relative": parity.find_probe_limit(oracles.case) if probe else resolved,
     }
 
 
