@@ -166,9 +166,6 @@ class WorkerClient:
             on_step=on_step,
         )
 
-    def imports(self, sources: Iterable[str]) -> bool:
-        return set(sources) == set(self.sources or ())
-
     def _make_program(self) -> Program:
         options = ["--device", self.device]
         if self.kernels is not None:

@@ -130,9 +130,12 @@ class Loop:
                 self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
 
     def _choose_executor(self, job: Job, jobs: Sequence[Job]) -> Executor:
-        """Return an executor whose worker imports the sources of a job, and nothing else."""
+        """Return an executor whose worker imports the sources of a job, and nothing else.
+
+        Each pass has workers of its own, since a confirmation samples another process.
+        """
         executor = self._executor
-        if executor is None or not executor.worker.imports(job.sources):
+        if executor is None or self._serves != (job.purpose, job.sources):
             executor = self._start_executor(job)
             self._lend_caches(executor, jobs)
         return executor
@@ -140,6 +143,7 @@ class Loop:
     def _start_executor(self, job: Job) -> Executor:
         if self._executor is not None:
             self._executor.worker.close()
+        self._serves = job.purpose, job.sources
         run, mailbox = self.folder.path, self.checker.mailbox
         worker = WorkerClient.from_plan(self.plan, run, job.sources, mailbox, self._show_step)
         self._executor = Executor(self.plan, worker, self.checker)

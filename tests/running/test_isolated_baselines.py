@@ -218,7 +218,7 @@ def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path)
     plan = plan.model_copy(update=names | {"sources": digests})
     worker = WorkerClient.from_plan(plan, tmp_path, plan.clean_sources)
     assert (worker.kernels, worker.ops_file) == (None, files[1])
-    assert worker.imports(plan.clean_sources) and worker.is_clean
+    assert worker.sources == plan.clean_sources and worker.is_clean
     assert op in plan.clean_sources and kernels not in plan.clean_sources
     whole = WorkerClient.from_plan(plan, tmp_path)
     assert whole.kernels == files[0] and not whole.is_clean

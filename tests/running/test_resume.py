@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,7 @@ class Elsewhere:
     log = Printed()
 
     def __init__(self, plan: Plan, worker: WorkerClient, checker: CheckerClient) -> None:
-        self.sources = set(worker.sources or ())
         self.worker = self
-
-    def imports(self, sources: Iterable[str]) -> bool:
-        return set(sources) == self.sources
 
     def describe(self) -> Described:
         return Described(
