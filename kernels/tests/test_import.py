@@ -5,9 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import torch
-from nsa_kernels.gate import api
-
 SOURCE = """
 import sys
 import torch, triton
@@ -35,10 +32,3 @@ def test_without_triton_the_import_says_what_to_install() -> None:
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError") and "pip install triton" in last
-
-
-def test_what_is_constant_is_marked_as_torch_marks_it() -> None:
-    def other() -> bool:
-        return True
-
-    assert vars(torch.compiler.assume_constant_result(other)) == vars(api._default_always)

@@ -12,14 +12,13 @@ import cases
 import pytest
 import torch
 import triton
+from cases import DEVICE
 from conformance import CALLS
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
 from nsa_kernels.launch.device import normalised, on_its_device
 from nsa_kernels.launch.replay import replayed
 from triton.runtime.errors import OutOfResources
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @triton.jit

@@ -5,10 +5,10 @@ from __future__ import annotations
 import nsa_kernels
 import pytest
 import torch
+from cases import DEVICE
 from nsa_kernels.attention.naive import naive_nsa
 from nsa_kernels.attention.rotary import positions_of, rotate
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 3, "window": 12}
 BASE = 500.0
 

@@ -13,7 +13,6 @@ from nsa_kernels import tune
 from nsa_kernels.launch import config, tuned
 from nsa_kernels.launch.device import Device
 from nsa_kernels.selection.ranges.config import ranges_config
-from nsa_kernels.selection.ranges.forward import least_share
 from nsa_kernels.selection.rows.config import rows_config
 from nsa_kernels.selection.varlen.config import varlen_config
 
@@ -82,11 +81,6 @@ def test_few_rows_of_spans_are_split_to_a_program_or_two_a_multiprocessor(
     rows: int, keys: int, splits: int, monkeypatch
 ) -> None:
     assert of_spans(rows, keys, monkeypatch).splits == splits
-
-
-@pytest.mark.parametrize(("tile", "share"), [(16, 64), (32, 64), (64, 128), (128, 128), (256, 256)])
-def test_a_share_of_spans_is_whole_tiles(tile: int, share: int) -> None:
-    assert least_share(tile) == share and share % tile == 0
 
 
 @pytest.mark.parametrize("rows", [99, 128, 132, 160, 256, 384])

@@ -1,7 +1,6 @@
 """NSA attention in plain PyTorch, branch by branch.
 
-``naive_nsa`` is equation 5 of arXiv 2502.11089 on the ``naive`` module of each branch. ``dense`` is
-causal attention. NSA equals it if the selection covers all keys and all other gates are 0.
+``naive_nsa`` is equation 5 of arXiv 2502.11089 on the ``naive`` module of each branch.
 """
 
 from __future__ import annotations
@@ -39,14 +38,3 @@ def naive_nsa(
     near, _ = naive_sliding_window(q, k, v, window=window)
     branches = torch.stack([compressed, selected, near], -2)
     return (gates.unsqueeze(-1) * branches).sum(-2)
-
-
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention q [B,T,HQ,D], k, v [B,T,H,...] -> [B,T,HQ,Dv]."""
-    group = q.shape[2] // k.shape[2]
-    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
-    scores = torch.einsum("bthd,bshd->bhts", q, k) * q.shape[3] ** -0.5
-    future = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
-    return torch.einsum(
-        "bhts,bshd->bthd", torch.softmax(scores.masked_fill(future, -torch.inf), -1), v
-    )

@@ -26,7 +26,7 @@ from cases import (  # noqa: E402
     results,
     same,
 )
-from nsa_kernels import NSAttention, Policy, cuda  # noqa: E402
+from nsa_kernels import Policy, cuda  # noqa: E402
 from nsa_kernels.selection.rows.naive import naive_rows  # noqa: E402
 
 Tensors = tuple[torch.Tensor, ...]
@@ -385,18 +385,6 @@ def test_the_whole_takes_at_most_3_gib_at_65536_tokens(heads) -> None:
         del out, found
 
 
-def test_layer_decodes_as_it_prefills() -> None:
-    torch.manual_seed(0)
-    layer = NSAttention(256, 16, 2, 64, n_selected=4, window=100, compression="mlp").cuda()
-    x = randn(2, 700, 256, dtype=torch.float32)
-    with torch.no_grad():
-        whole, cache = layer(x), layer.cache(room=64)
-        steps = [layer(x[:, :500], cache)]
-        steps += [layer(x[:, t : t + 1], cache) for t in range(500, 700)]
-    # Matrix products of other shapes round differently.
-    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=1e-3, rtol=1e-3)
-
-
 def alone(args: Tensors, entry: int) -> torch.Tensor:
     """Return the step of one entry on caches of its length, without lengths."""
     q, k, v, k_cmp, v_cmp, gates, lengths = (x[entry : entry + 1] for x in args)
@@ -431,21 +419,6 @@ def test_one_graph_serves_all_steps_of_a_generation(hq, page, heads_last) -> Non
             want = torch.cat([alone(args, i) for i in range(len(lengths))])
             torch.testing.assert_close(out, want, atol=2e-2, rtol=2e-2)
         lengths.add_(1)
-
-
-def test_pages_that_are_not_there_are_not_read() -> None:
-    q, k, v, *_, lengths = caches(8, 4096)
-    (pool_k, table), (pool_v, _) = paged(k, 64), paged(v, 64)
-    table[0, 3:7] = ints(-1, -(2**31), 2**31 - 1, pool_k.shape[0])
-    spans = ints(0, 1000).view(1, 1, 1, 2).expand(1, 2, -1, -1)
-    out, lse = nsa_kernels.decode_selected(q, pool_k, pool_v, spans, lengths, table)
-    around = ints(0, 192, 448, 1000).view(1, 1, 2, 2).expand(1, 2, -1, -1)
-    want, want_lse = nsa_kernels.decode_selected(q, k, v, around, lengths)
-    torch.testing.assert_close(out, want, atol=2e-2, rtol=2e-2)
-    torch.testing.assert_close(lse, want_lse, atol=1e-3, rtol=1e-3)
-    gone = torch.full_like(table, -1)
-    out, lse = nsa_kernels.decode_selected(q, pool_k, pool_v, spans, lengths, gone)
-    assert not out.any() and bool((lse == -torch.inf).all())
 
 
 @pytest.mark.parametrize("hq", [8, 32])

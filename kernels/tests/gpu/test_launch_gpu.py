@@ -20,7 +20,6 @@ import conformance  # noqa: E402
 import nsa_kernels  # noqa: E402
 from cases import MAKERS, Case, gradients, make, packed, results  # noqa: E402
 from nsa_kernels.launch import replay  # noqa: E402
-from nsa_kernels.selection.rows.kernels import rows_group_kernel  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 Call = Callable[[], Any]
@@ -174,22 +173,6 @@ def test_hooks_of_a_profiler_see_every_launch() -> None:
     assert count >= 1
     call()
     assert len(seen) == count
-
-
-def test_a_hook_that_runs_before_a_kernel_sees_every_launch() -> None:
-    q, k, v = (torch.randn(n, 64, 64, device="cuda").half() for n in (8, 8, 8))
-    for _ in range(4):
-        want = nsa_kernels.selection_rows(q, k, v)
-    seen: list[Any] = []
-    rows_group_kernel.add_pre_run_hook(lambda *args, **kwargs: seen.append(args))
-    try:
-        got = nsa_kernels.selection_rows(q, k, v)
-    finally:
-        rows_group_kernel.pre_run_hooks.clear()
-    same(got, want)
-    assert len(seen) == 1
-    same(nsa_kernels.selection_rows(q, k, v), want)
-    assert len(seen) == 1
 
 
 def test_a_replay_works_on_the_stream_it_is_called_on_and_in_a_graph() -> None:

@@ -1,5 +1,5 @@
-"""``parallel_nsa`` by flash-linear-attention's names: its definition in float64, a query at a time,
-and its own reference where that is installed."""
+"""``parallel_nsa`` by flash-linear-attention's names: its definition in float64, and its own
+reference where that is installed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from cases import DEVICE, complete_mask, mean, window_mask
+from nsa_kernels.band.naive import attend
 from nsa_kernels.integrations.fla import parallel_nsa
+from nsa_kernels.scoring.naive import naive_block_scores, naive_select_blocks
+from nsa_kernels.selection.blocks.naive import naive_blocks
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZE = 16
 NEAR = {"atol": 5e-5, "rtol": 5e-4}
 Tensors = dict[str, torch.Tensor]
@@ -34,54 +37,29 @@ def blocks(t: int, slots: int = 2) -> torch.Tensor:
     return torch.where(chosen > own, -1, chosen).to(DEVICE)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """q [D] on k [N, D], v [N, Dv]; 0 without keys."""
-    if k.shape[0] == 0:
-        return v.new_zeros(v.shape[1])
-    return torch.softmax(k @ q * scale, 0) @ v
-
-
-def chosen_by(q: torch.Tensor, k_cmp: torch.Tensor, t: int, count: int, scale: float) -> list[int]:
-    """Blocks of the queries q [G, D] of a group at position t: forced ones, then the heaviest."""
-    own = t // SIZE
-    forced = sorted({0, max(own - 1, 0), own})
-    complete = (t + 1) // SIZE
-    weight = torch.softmax(q @ k_cmp[:complete].T * scale, -1).sum(0)
-    others = sorted(set(range(complete)) - set(forced), key=lambda i: (-weight[i].item(), i))
-    return (forced + others)[:count]
-
-
 def of_one(given: Tensors, slots: Any, counts: Any, window: int, scale: float) -> torch.Tensor:
-    """[T, HQ, Dv] of one sequence, tensors [T, ...] in float64. ``slots`` [T, H, S] or None;
-    ``counts`` a number or [T, H]."""
+    """[1, T, HQ, Dv] of one sequence, tensors [1, T, ...] in float64. ``slots`` [1, T, H, S] or
+    None; ``counts`` a number or [1, T, H]."""
     q, k, v = (given[name] for name in "qkv")
-    group, out = q.shape[1] // k.shape[1], []
-    full = k.shape[0] // SIZE
-    k_cmp, v_cmp = (x[: full * SIZE].unflatten(0, (full, SIZE)).mean(1) for x in (k, v))
-    for t in range(q.shape[0]):
-        for head in range(q.shape[1]):
-            h = head // group
-            of_group = q[t, h * group : (h + 1) * group].detach()
-            count = counts if isinstance(counts, int) else int(counts[t, h])
-            if slots is None:
-                mine = chosen_by(of_group, k_cmp[:, h].detach(), t, count, scale)
-            else:
-                row = slots[t, h].tolist()
-                mine = row if isinstance(counts, int) else row[:count]
-            keys = [i for i in range(t + 1) if i // SIZE in mine]
-            total = attend(q[t, head], k[keys, h], v[keys, h], scale)
-            if "g_slc" in given:
-                total = total * given["g_slc"][t, head]
-            if "g_cmp" in given:
-                seen = (t + 1) // SIZE
-                far = attend(q[t, head], k_cmp[:seen, h], v_cmp[:seen, h], scale)
-                total = total + far * given["g_cmp"][t, head]
-            if window:
-                first = max(t - window + 1, 0)
-                near = attend(q[t, head], k[first : t + 1, h], v[first : t + 1, h], scale)
-                total = total + near * given["g_swa"][t, head]
-            out.append(total)
-    return torch.stack(out).unflatten(0, q.shape[:2])
+    t, sizes = q.shape[1], {"block": SIZE, "stride": SIZE}
+    k_cmp, v_cmp = (mean(x, **sizes) for x in (k, v))
+    most = counts if isinstance(counts, int) else int(counts.max())
+    if slots is None:
+        scores = naive_block_scores(q, k_cmp, **sizes, block_size=SIZE, sm_scale=scale)
+        slots = naive_select_blocks(scores.detach(), most, block_size=SIZE)
+    if not isinstance(counts, int):
+        places = torch.arange(slots.shape[3], device=DEVICE)
+        slots = torch.where(places < counts.unsqueeze(-1), slots, -1)
+    total = naive_blocks(q, k, v, slots, SIZE, scale)[0]
+    if "g_slc" in given:
+        total = total * given["g_slc"].unsqueeze(-1)
+    if "g_cmp" in given:
+        far = attend(q, k_cmp, v_cmp, complete_mask([t], **sizes), scale)[0]
+        total = total + far * given["g_cmp"].unsqueeze(-1)
+    if window:
+        near = attend(q, k, v, window_mask([t], window), scale)[0]
+        total = total + near * given["g_swa"].unsqueeze(-1)
+    return total
 
 
 def definition(given: Tensors, **says: Any) -> torch.Tensor:
@@ -90,18 +68,18 @@ def definition(given: Tensors, **says: Any) -> torch.Tensor:
     b, t = given["q"].shape[:2]
     window, counts = says.get("window_size", 0), says.get("block_counts", 16)
     slots, cu = says.get("block_indices"), says.get("cu_seqlens")
-    scale = says.get("scale") or 0.25
+    edges = [0, t] if cu is None else cu.unique().tolist()  # empty sequences give nothing
     rows = []
     for row in range(b):
         parts = []
-        edges = [0, t] if cu is None else cu.unique().tolist()  # empty sequences give nothing
         for begin, end in pairwise(edges):
-            mine = {name: x[row, begin:end].double() for name, x in given.items()}
-            of_counts = counts if isinstance(counts, int) else counts[row, begin:end]
-            of_slots = None if slots is None else slots[row, begin:end]
-            parts.append(of_one(mine, of_slots, of_counts, window, scale))
-        rows.append(torch.cat(parts))
-    return torch.stack(rows)
+            here = slice(row, row + 1), slice(begin, end)
+            mine = {name: x[here].double() for name, x in given.items()}
+            of_counts = counts if isinstance(counts, int) else counts[here]
+            of_slots = None if slots is None else slots[here]
+            parts.append(of_one(mine, of_slots, of_counts, window, says.get("scale") or 0.25))
+        rows.append(torch.cat(parts, 1))
+    return torch.cat(rows)
 
 
 def counts_of(t: int, least: int, most: int) -> torch.Tensor:

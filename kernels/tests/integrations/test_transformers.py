@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import DEVICE
 from nsa_kernels.attention.naive import naive_nsa
 
 transformers = pytest.importorskip(
@@ -18,7 +19,6 @@ transformers = pytest.importorskip(
 import safetensors.torch  # noqa: E402
 from nsa_kernels.integrations import transformers as adapter  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Versions of Transformers call it by one name or the other, and pass over what they do not know.
 NAMED = inspect.signature(transformers.LlamaModel.forward).parameters
 CACHE = "cache" if "cache" in NAMED else "past_key_values"
@@ -76,22 +76,6 @@ def test_prefill_and_what_comes_behind_a_cache_are_the_definition(gates) -> None
     for new in (22, 1) if gates else (22, 5):
         got = call(of, q[:, :, -new:], k, v)
         torch.testing.assert_close(got.double(), want[:, -new:], **near)
-
-
-def test_queries_behind_a_cache_are_computed_alone_without_a_backward(monkeypatch) -> None:
-    (q, k, v), computed = tensors(6, b=1), []
-
-    def attend(q: torch.Tensor, *others: Any, **sizes: Any) -> torch.Tensor:
-        computed.append(q.shape[1])
-        return torch.zeros_like(q)
-
-    monkeypatch.setattr(adapter, "nsa_attention", attend)
-    assert call(layer(), q[:, :, 4:], k, v).shape == (1, 2, 4, 16)
-    v.requires_grad_()
-    assert call(layer(), q[:, :, 4:], k, v).shape == (1, 2, 4, 16)
-    with torch.no_grad():
-        call(layer(), q[:, :, 4:], k, v)
-    assert computed == [2, 6, 2]
 
 
 def test_a_token_behind_a_cache_has_gradients_where_they_are_wanted() -> None:
