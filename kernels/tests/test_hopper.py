@@ -1,8 +1,10 @@
-"""Which calls go to the kernels for Hopper: attention under a band, its backward, and block scores.
-Their results are tested on such a GPU (``gpu/test_*_hopper*_gpu.py``)."""
+"""Which calls go to the kernels for Hopper: attention under a band, its backward, block scores, and
+both directions of blocks; and that these kernels compile. Results are tested on such a GPU
+(``gpu/test_*_hopper*_gpu.py``)."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,21 +22,36 @@ from nsa_kernels.launch.gated import Gated
 from nsa_kernels.scoring import block_scores as module
 from nsa_kernels.scoring import hopper as scoring
 from nsa_kernels.scoring.block_scores import ScoreTiles, block_scores
+from nsa_kernels.selection.blocks import backward as blocks_backward
+from nsa_kernels.selection.blocks.config import BlockConfig, hopper_backward_fits, hopper_fits
+from nsa_kernels.selection.blocks.plan import build_plan
 from triton.runtime.jit import KernelInterface
 
 T, HQ, H, D = 4096, 16, 4, 128
 WINDOW, COMPRESSED = Band(1, 1, 512), Band(32, 16, 0)
 BOTH, OF_TRITON = {"launch_dq", "launch_dkv"}, {"band_dq_kernel", "band_dkv_kernel"}
-HALVES = [torch.bfloat16, torch.float16]
+SHARED_BYTES = 227 << 10  # what a program may have on Hopper
 Tensors = tuple[torch.Tensor, ...]
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     for of in (hopper, hopper_backward, backward, scoring):
-        monkeypatch.setattr(of, "device_limits", lambda device: Device(132, 227 * 1024))
-    for of in (hopper, scoring):
+        monkeypatch.setattr(of, "device_limits", lambda device: Device(132, SHARED_BYTES))
+    for of in (hopper, scoring, blocks_backward):
         monkeypatch.setattr(of, "runs_gluon", lambda device: True)
+
+
+def note_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of kernels in Triton that are launched; nothing runs."""
+    names: list[str] = []
+
+    def note(kernel: Any, _: Any) -> Callable[..., None]:
+        return lambda *arguments, **constants: names.append(kernel.fn.__name__)
+
+    monkeypatch.setattr(KernelInterface, "__getitem__", note)
+    return names
 
 
 def drawn(
@@ -50,11 +67,6 @@ def drawn(
     return tuple(torch.empty(b, *size, d, dtype=dtype, device="meta") for size in sizes)
 
 
-def in_one(dtype: torch.dtype = torch.bfloat16) -> Tensors:
-    """Return parts of what one projection gives: rows are longer than their heads."""
-    return torch.empty(1, T, HQ + 2 * H, D, dtype=dtype).split([HQ, H, H], 2)
-
-
 def heads_first(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -64,82 +76,72 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
 
 
+def one_token(x: torch.Tensor) -> torch.Tensor:
+    return x[:, :1].expand(x.shape)
+
+
+def longer_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return a part of a projection of more heads."""
+    return torch.cat([x, x], 2)[:, :, : x.shape[2]]
+
+
 def table() -> torch.Tensor:
     return torch.empty(2, T, dtype=torch.int32, device="meta")
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_long_sequences_of_wide_heads_go_there(dtype) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "of_band", "of_scores"),
+    [
+        ({}, True, True),
+        ({"dtype": torch.float16}, True, True),
+        ({"dtype": torch.float32}, False, False),
+        ({"d": 64}, False, False),
+        ({"t": 3072}, False, False),  # too few pieces of work
+        ({"t": 4032}, True, False),
+        ({"t": 128, "b": 64}, False, False),  # each batch is a launch of few programs
+        ({"n": 63}, False, True),
+        ({"n": 3}, False, False),
+        ({"t": 8192, "hq": 12}, True, False),  # of three heads a group
+        ({"hq": 4}, False, False),
+    ],
+)
+def test_sizes_of_bands_and_scores(sizes, of_band: bool, of_scores: bool) -> None:
     for band in (WINDOW, COMPRESSED):
-        assert hopper.fits(*drawn(dtype=dtype)[:3], band)
-        assert hopper.fits(*in_one(dtype), band)
-    q, k, *_ = drawn(n=255, dtype=dtype)
-    assert scoring.fits(q, k, COMPRESSED, 64)
-    assert scoring.fits(in_one(dtype)[0], k, COMPRESSED, 64)
-    q, k, v = in_one(dtype)
-    assert hopper_backward.fits(q, k, v, torch.empty_like(q), WINDOW)
+        assert hopper.fits(*drawn(**sizes)[:3], band) == of_band
+    q, k, *_ = drawn(**{"n": 255, **sizes})
+    assert scoring.fits(q, k, COMPRESSED, 64) == of_scores
 
 
 @pytest.mark.parametrize(
-    "tensors",
-    [
-        lambda: drawn(dtype=torch.float32),
-        lambda: drawn(d=64),
-        lambda: drawn(t=3072),  # too few pieces of work
-        lambda: drawn(n=63),
-        lambda: (*drawn()[:2], drawn(d=64)[2]),
-        lambda: (heads_first(drawn()[0]), *drawn()[1:]),
-        lambda: tuple(x.expand(1, T, x.shape[2], D) for x in drawn(t=1, n=1)),  # rows of one token
-        lambda: tuple(map(shifted, drawn())),
-        # On Hopper each batch would be a launch of few programs.
-        lambda: drawn(t=128, b=64),
-    ],
-    ids=["float32", "D", "queries", "keys", "Dv", "heads-first", "broadcast", "address", "batches"],
+    ("change", "fits"),
+    [(longer_rows, True), (heads_first, False), (one_token, False), (shifted, False)],
 )
-def test_bands_that_go_to_triton(tensors: Callable[[], Tensors]) -> None:
-    assert not hopper.fits(*tensors()[:3], WINDOW)
+@pytest.mark.parametrize("which", range(4))
+def test_layouts_of_bands_and_scores(which: int, change: Change, fits: bool) -> None:
+    def changed(n: int) -> Tensors:
+        return tuple(change(x) if i == which else x for i, x in enumerate(drawn(n=n)))
 
-
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        lambda: drawn(n=255, dtype=torch.float32),
-        lambda: drawn(n=255, d=64),
-        lambda: drawn(n=255, t=4032),  # too few pieces of work
-        lambda: drawn(n=3),
-        lambda: drawn(n=255, hq=12),  # of three heads a group
-        lambda: drawn(n=255, hq=4),
-        lambda: (heads_first(drawn()[0]), drawn(n=255)[1]),
-        lambda: (drawn()[0], drawn(n=1)[1].expand(1, 255, H, D)),
-        lambda: tuple(map(shifted, drawn(n=255))),
-    ],
-    ids=["float32", "D", "queries", "keys", "three", "one", "heads-first", "broadcast", "address"],
-)
-def test_scores_that_go_to_triton(tensors: Callable[[], Tensors]) -> None:
-    assert not scoring.fits(*tensors()[:2], COMPRESSED, 64)
+    assert hopper_backward.fits(*changed(T), WINDOW) == fits
+    assert hopper.fits(*changed(T)[:3], WINDOW) == (fits or which == 3)
+    assert scoring.fits(*changed(255)[:2], COMPRESSED, 64) == (fits or which > 1)
 
 
 def test_packed_sequences_and_blocks_of_other_sizes_go_to_triton() -> None:
     q, k, v, _ = drawn()
     assert not hopper.fits(q, k, v, Band(1, 1, 512, table(), table(), 3))
+    assert not hopper.fits(q, k, drawn(d=64)[2], WINDOW)
     q, k, *_ = drawn(n=255)
     assert not scoring.fits(q, k, COMPRESSED, 32)
     assert not scoring.fits(q, k, Band(16, 16, 0), 64)
     assert not scoring.fits(q, k, Band(32, 16, 0, table(), table(), 3), 64)
-
-
-def test_nothing_runs_gluon_elsewhere() -> None:
     assert not runs_gluon(torch.device("cpu"))
 
 
 def test_scores_of_given_tiles_are_tritons_and_those_of_all_blocks_are_cleared_first(
     monkeypatch,
 ) -> None:
-    taken: list[str] = []
+    taken = note_launches(monkeypatch)
     monkeypatch.setattr(scoring, "launch_scores", lambda *_: taken.append("hopper"))
-    monkeypatch.setattr(
-        KernelInterface, "__getitem__", lambda *_: lambda *_, **__: taken.append("triton")
-    )
     monkeypatch.setattr(module, "clear", lambda _: taken.append("clear"))
     q, k, *_ = drawn(n=255)
     given = q, k, torch.empty(1, HQ, T, device="meta"), COMPRESSED, 64, 0.1
@@ -148,7 +150,7 @@ def test_scores_of_given_tiles_are_tritons_and_those_of_all_blocks_are_cleared_f
     block_scores(*given, visible=True, tiles=ScoreTiles(32, 64, 4, 1))
     cu = torch.empty(2, dtype=torch.int32, device="meta")
     block_scores(*given, cu, cu, visible=True)
-    assert taken == ["hopper", "clear", "hopper", "triton", "triton"]
+    assert taken == ["hopper", "clear", "hopper", *["block_scores_kernel"] * 2]
 
 
 @pytest.mark.parametrize("t", [1, 64, 1984, 3968, 3969, 4096, 20001])
@@ -157,97 +159,148 @@ def test_pieces_are_tiles_of_queries_with_the_pairs_that_they_see(t: int) -> Non
     assert scoring.pieces_of(t, 3) == 3 * seen
 
 
-def launched(
-    monkeypatch: pytest.MonkeyPatch,
-    tensors: Tensors,
-    band: Band = WINDOW,
-    gated: bool = True,
-    tiles: tuple[Tiles, Tiles] | None = None,
-) -> set[str]:
-    """Return the names of what ``band_backward`` launches."""
-    names: set[str] = set()
-
-    def noted(name: str) -> Callable[..., None]:
-        return lambda *arguments: names.add(name)
-
-    def noted_kernel(kernel: Any, grid: Any) -> Callable[..., None]:
-        return lambda *arguments, **constants: names.add(kernel.fn.__name__)
-
+@pytest.mark.parametrize(
+    ("changed", "launched"),
+    [
+        *(({"tensors": drawn(**x)}, BOTH) for x in ({}, {"t": 4103}, {"b": 2})),
+        ({"tensors": drawn(dtype=torch.float16)}, BOTH),
+        ({"band": COMPRESSED}, BOTH),
+        # Each batch is a launch: two walks of 32 shares at most do not fill a device.
+        (
+            {"tensors": tuple(x[:, :255, :1] if i in (1, 2) else x for i, x in enumerate(drawn()))}
+            | {"band": COMPRESSED},
+            {"launch_dq", "band_dkv_kernel"},
+        ),
+        ({"tensors": drawn(t=8192, hq=3 * H)}, {"band_dq_kernel", "launch_dkv"}),
+        ({"tensors": (*drawn()[:3], drawn(dtype=torch.float32)[3])}, OF_TRITON),
+        ({"tensors": drawn(t=2048)}, OF_TRITON),
+        ({"tensors": drawn(t=1040, b=4)}, OF_TRITON),
+        ({"gated": False}, OF_TRITON),
+        ({"tiles": (Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 3))}, OF_TRITON),
+        ({"band": Band(1, 1, 512, table(), table(), 3)}, OF_TRITON),
+    ],
+)
+def test_backwards_of_branches_of_a_gated_sum(changed, launched, monkeypatch) -> None:
+    given = {"tensors": drawn(), "band": WINDOW, "gated": True, "tiles": None, **changed}
+    names = note_launches(monkeypatch)
     for name in BOTH:
-        monkeypatch.setattr(hopper_backward, name, noted(name))
-    monkeypatch.setattr(KernelInterface, "__getitem__", noted_kernel)
-    monkeypatch.setattr(backward, "add_shares", noted("add_shares"))
-    q, k, v, grad = tensors
+        monkeypatch.setattr(hopper_backward, name, lambda *_, name=name: names.append(name))
+    monkeypatch.setattr(backward, "add_shares", lambda *_: None)
+    q, k, v, grad = given["tensors"]
     lse, gate, rest = torch.empty(3, q.shape[0], q.shape[2], q.shape[1], device="meta")
-    of = Gated(gate, rest, None) if gated else None
-    band_backward(q, k, v, q, lse, grad, None, band, 0.1, tiles, of)
-    return names - {"add_shares"}
+    of = Gated(gate, rest, None) if given["gated"] else None
+    band_backward(q, k, v, q, lse, grad, None, given["band"], 0.1, given["tiles"], of)
+    assert set(names) == launched
 
 
-@pytest.mark.parametrize("band", [WINDOW, COMPRESSED])
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("sizes", [{}, {"t": 4103}, {"b": 2}])
-def test_backwards_of_branches_of_a_gated_sum_go_there(band, dtype, sizes, monkeypatch) -> None:
-    assert launched(monkeypatch, drawn(dtype=dtype, **sizes), band) == BOTH
-
-
-def test_dk_and_dv_of_few_keys_go_to_triton(monkeypatch) -> None:
-    """Each batch is a launch: two walks of 32 shares at most do not fill a device."""
-    q, k, v, grad = drawn(b=2)
-    given = (q, k[:, :255, :1], v[:, :255, :1], grad)
-    assert launched(monkeypatch, given, COMPRESSED) == {"launch_dq", "band_dkv_kernel"}
-
-
-def test_dq_of_an_odd_group_goes_to_triton(monkeypatch) -> None:
-    found = launched(monkeypatch, drawn(t=8192, hq=3 * H))
-    assert found == {"band_dq_kernel", "launch_dkv"}
+def of_blocks(
+    hq: int = 16, h: int = 4, d: int = D, dv: int = D, dtype: Any = torch.bfloat16, n: int = 70
+) -> Tensors:
+    """Return q, k, v, lse and the gradient of the output, on no device."""
+    room = [(hq, d), (h, d), (h, dv), (hq, dv)]
+    q, k, v, do = (torch.empty(n, *x, dtype=dtype, device="meta") for x in room)
+    return q, k, v, torch.empty(n, hq, device="meta"), do
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("sizes", "forward", "backward"),
     [
-        {"tensors": drawn(dtype=torch.float32)},
-        {"tensors": drawn(d=64)},
-        {"tensors": drawn(t=2048)},  # too few pieces of work
-        {"tensors": drawn(t=1040, b=4)},  # each batch is a launch
-        {"tensors": (*drawn()[:3], torch.empty(1, 1, 1, 1, device="meta").expand(1, T, HQ, D))},
-        {"tensors": (*drawn()[:3], drawn(dtype=torch.float32)[3])},
-        {"tensors": (*drawn()[:3], heads_first(drawn()[3]))},
-        {"gated": False},
-        {"tiles": (Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 3))},
-        {"band": Band(1, 1, 512, table(), table(), 3)},
-    ],
-    ids=[
-        "float32",
-        "D",
-        "few",
-        "few-each",
-        "expanded",
-        "dtypes",
-        "heads-first",
-        "alone",
-        "tiles",
-        "packed",
+        *((x, True, True) for x in ({}, {"dtype": torch.float16}, {"n": 1})),
+        *(({"hq": group, "h": 1}, True, True) for group in (1, 2, 4, 8, 16, 32, 64)),
+        *((x, True, False) for x in ({"d": 64}, {"dv": 64}, {"d": 64, "dv": 64})),
+        ({"n": (1 << 20) + 1}, True, False),  # offsets of more than 32 bits
+        *((x, False, False) for x in ({"dtype": torch.float32}, {"d": 256}, {"d": 80})),
+        *((x, False, False) for x in ({"dv": 32}, {"hq": 12}, {"hq": 128, "h": 1})),
     ],
 )
-def test_backwards_that_go_to_triton(changed, monkeypatch) -> None:
-    assert launched(monkeypatch, **{"tensors": drawn(), **changed}) == OF_TRITON
+def test_sizes_of_blocks(sizes, forward: bool, backward: bool) -> None:
+    given = of_blocks(**sizes)
+    for size in (64, 32):
+        assert hopper_fits(*given[:3], size) == (forward and size == 64)
+        assert hopper_backward_fits(*given, size) == (backward and size == 64)
 
 
-WHOLE = """
+LAYOUTS: dict[str, tuple[Change, bool, bool]] = {
+    "a part": (lambda room: room[..., :D], True, True),
+    "16 bytes further": (lambda room: room[..., 8 : 8 + D], True, True),
+    "8 bytes further": (lambda room: room[..., 4 : 4 + D], False, False),
+    "every other": (lambda room: room[..., : 2 * D : 2], False, False),
+    # 16 bytes, but Triton is told only of multiples of 16 elements.
+    "16 bytes apart": (lambda room: room[..., :-8].contiguous()[..., :D], False, False),
+    "one head": (lambda room: room[:, :1, :D].expand(-1, room.shape[1], -1), True, False),
+    # A token is 17 and a half heads behind the one before.
+    "half a head": (
+        lambda room: room.new_zeros(70 * 18 * D).as_strided(
+            (*room.shape[:2], D), (17 * D + D // 2, D, 1)
+        ),
+        True,
+        False,
+    ),
+    "heads first": (lambda room: heads_first(room[None, ..., :D])[0], True, False),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_blocks(name: str) -> None:
+    """Heads of q and of the gradient must be rows for the backward."""
+    change, forward, backward = LAYOUTS[name]
+    for which in (0, 1, 2, 4):
+        given = list(of_blocks())
+        room = torch.zeros(*given[which].shape[:2], 2 * D + 16, dtype=torch.bfloat16)
+        given[which] = change(room)
+        assert hopper_fits(*given[:3], 64) == (forward or which == 4)
+        assert hopper_backward_fits(*given, 64) == (backward if which in (0, 4) else forward)
+    assert not hopper_backward_fits(*of_blocks()[:4], of_blocks(dtype=torch.float16)[4], 64)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block_size"),
+    [({"d": 64, "dv": 64}, 64), ({"hq": 12}, 64), ({"dtype": torch.float32}, 64), ({}, 32)],
+)
+def test_backwards_of_blocks_that_go_to_triton(sizes, block_size: int, monkeypatch) -> None:
+    q, k, v, lse, do = of_blocks(**sizes)
+    n, h = k.shape[:2]
+    names = note_launches(monkeypatch)
+    index = torch.zeros(1, n, h, 3, dtype=torch.int32)
+    plan = build_plan(index, None, block_size, 32, cleared=False)
+    config, gated = BlockConfig(64, 64, 4, None), Gated(lse, lse, None)
+    blocks_backward.block_major_backward(q, k, v, do, lse, do, plan, D**-0.5, h, config, gated)
+    assert "backward_kernel" in names
+
+
+MATRIX = """\
+op: selection_blocks
+axes: {dtype: [float16, bfloat16], direction: backward, D: [64, 128], H: [2, 8], B: 1, T: 16384,
+  HQ: 32, S: 16}
+---
 op: nsa_attention
 axes: {dtype: bfloat16, direction: backward}
 include:
   - {B: 1, T: 8192, HQ: 64, H: 4, D: 128, block: 32, stride: 16, block_size: 64, n_selected: 16,
      window: 512}
 """
-SHARED_BYTES = 227 << 10  # what a program may have on Hopper
 
 
 @pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")
-def test_all_kernels_of_the_whole_compile_and_fit(tmp_path: Path) -> None:
-    found = {row["kernel"]: row for row in compiled(tmp_path, WHOLE, "sm_90")}
+def test_all_kernels_compile_and_fit_and_nothing_else_has_them(tmp_path: Path) -> None:
+    of_all: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
+    for row in compiled(tmp_path, MATRIX, "sm_89,sm_90"):
+        of_all[row["implementation"], row["architecture"], row["kernel"]].append(row)
     bands = {f"band_hopper{of}_kernel" for of in ("", "_dq", "_dkv")}
-    blocks = {"hopper_forward_kernel", "hopper_backward_kernel"}
-    assert found.keys() >= {*bands, *blocks, "block_scores_hopper_kernel"}
-    assert all(row["shared_bytes"] <= SHARED_BYTES for row in found.values())
+    of_whole = {kernel for name, arch, kernel in of_all if (name, arch) == ("nsa", "sm_90")}
+    assert of_whole >= {*bands, "hopper_forward_kernel", "hopper_backward_kernel"}
+    assert "block_scores_hopper_kernel" in of_whole
+    assert not [kernel for _, arch, kernel in of_all if arch == "sm_89" and "hopper" in kernel]
+    found = {of[1:]: rows for of, rows in of_all.items() if of[0] == "blocks"}
+    assert len(found["sm_90", "hopper_forward_kernel"]) == 8  # dtype, D and the group
+    assert len(found["sm_89", "backward_kernel"]) == 8
+    assert len(found["sm_90", "backward_kernel"]) == 4  # D = 64
+    assert len(found["sm_90", "hopper_backward_kernel"]) == 4
+    for row in found["sm_90", "hopper_forward_kernel"]:
+        # Four programs share a multiprocessor.
+        assert row["occupancy"] == 0.25 and row["spill_bytes"] <= 16, row
+    for row in found["sm_90", "hopper_backward_kernel"]:
+        assert " D=" not in row["constants"] and row["status"] == "ok"
+        assert row["spill_bytes"] <= 256, row
+    for rows in of_all.values():
+        assert all(row["shared_bytes"] <= SHARED_BYTES for row in rows)
