@@ -35,7 +35,6 @@ FULL = (
     "tests/implementations/controls/test_recalled.py",
     "tests/implementations/controls/test_shipped_matrix.py",
     "tests/implementations/test_triton_baselines.py",
-    "tests/preflight/test_machine_code.py",
     "tests/preflight/test_variants.py",
     "tests/test_wheels.py",
     "tests/versions/test_end_to_end.py",
