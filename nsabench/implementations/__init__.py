@@ -1,4 +1,4 @@
-"""The shipped implementations. All modules are imported, except those named `_`-something."""
+"""The shipped implementations. Imports every module whose name does not begin with `_`."""
 
 import importlib
 import pkgutil

@@ -19,9 +19,9 @@ T = TypeVar("T")
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # q, k, v, sm_scale
 FlashAttention = Callable[..., Tensor]  # takes the arguments of `aten_flash`
 
-# A larger dense mask is not a serious alternative.
+# Larger dense masks are refused: as a baseline they would be too slow to matter.
 MAX_MASK_ELEMENTS = 1 << 31
-TILE = 128  # queries and keys of a tile of a BlockMask
+TILE = 128  # a tile of a BlockMask has so many queries and so many keys
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -33,7 +33,7 @@ BACKENDS_ON_CPU = ("flash", "math")
 
 
 def forced(attention: Attention, backend: str) -> Attention:
-    """Return `attention` by one backend of SDPA; without a kernel it raises `Unsupported`."""
+    """Restrict `attention` to one backend of SDPA. Raises `Unsupported` if that has no kernel."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
         with sdpa_kernel(BACKENDS[backend]):
@@ -42,7 +42,8 @@ def forced(attention: Attention, backend: str) -> Attention:
             except RuntimeError as error:
                 if "No available kernel" not in str(error):
                     raise
-                raise Unsupported(f"torch's {backend} attention takes no such inputs") from error
+                message = f"SDPA's backend {backend} has no kernel for these inputs"
+                raise Unsupported(message) from error
 
     return attend
 
@@ -51,9 +52,9 @@ SHARES_HEADS = torch.__version__ >= (2, 5)  # SDPA has `enable_gqa`
 
 
 def share_heads(shared: bool = True) -> dict[str, bool]:
-    """Return the option of SDPA for shared K and V. Raises `Unsupported` before torch 2.5."""
+    """Return SDPA's option for groups of heads that share K and V, which torch has from 2.5."""
     if shared and not SHARES_HEADS:
-        raise Unsupported(f"torch {torch.__version__} cannot share K and V in a group of heads")
+        raise Unsupported(f"SDPA of torch {torch.__version__} cannot share K and V between heads")
     return {"enable_gqa": True} if shared else {}
 
 
@@ -63,7 +64,7 @@ def accepts(function: Any, *names: str) -> bool:
 
 
 def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Keep results for the last `most` arguments, but none of a capture, which owns its memory."""
+    """Keep the newest `most` results. Keep none of a capture, whose memory belongs to the graph."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         memory: dict[tuple[Hashable, ...], T] = {}
@@ -101,7 +102,7 @@ def get_cu_seqlens(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def sequence_starts(tokens: int, packing: tuple[Tensor, ...], device: torch.device) -> Tensor:
-    """Return where the sequence of each token begins, int64 [T]. packing: cu_seqlens, or empty."""
+    """Return the first token of each token's sequence, int64 [T]. packing: cu_seqlens, or empty."""
     if not packing:
         return torch.zeros(tokens, dtype=torch.int64, device=device)
     [cu_seqlens] = packing
@@ -135,7 +136,7 @@ def aten_flash(
 ) -> Tensor:
     """Run the FlashAttention that torch bundles: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
-    window: keys that a query sees, 0 for all. causal: aligned at the ends. Without keys: zeros.
+    window: how many keys a query sees; 0: all. causal: the last query sees all keys.
     """
     check_flash(q, v)
     if k.numel() == 0:
@@ -171,7 +172,7 @@ def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) 
 
 def refuse_mask(queries: int, keys: int) -> None:
     if queries * keys > MAX_MASK_ELEMENTS:
-        raise Unsupported(f"a dense mask of {queries} x {keys} elements")
+        raise Unsupported(f"it would need a dense mask of {queries} x {keys} elements")
 
 
 @cache
@@ -210,15 +211,15 @@ def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: floa
 def block_mask(
     tiles: Tensor, mask_mod: Any, seq_lengths: tuple[int, int], *, backward: bool
 ) -> Any:
-    """Return the BlockMask of tiles bool [B,H,query tiles,key tiles], in which `mask_mod` decides.
+    """Return the BlockMask that attends in `tiles` only, to the keys that `mask_mod` allows.
 
-    It does not synchronise. backward: also build the half that only a backward reads.
+    tiles: bool [B,H,query tiles,key tiles]. backward: also build what only a backward pass reads.
     """
     make = flex()[1].BlockMask.from_kv_blocks
     if not accepts(make, "seq_lengths"):
         raise Unsupported(f"torch {torch.__version__} has no seq_lengths in BlockMask")
     halves = not backward and accepts(make, "compute_q_blocks")
-    # The key tiles of each query tile come first.
+    # For each query tile, the numbers of its key tiles come first.
     order = tiles.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return make(
         tiles.sum(-1, dtype=torch.int32),

@@ -2,8 +2,8 @@
 
 The heads of a group are the rows of a tile, padded to 16. All tensors are contiguous.
 
-query_major: q [N,HQ,D], k [N,H,D], v [N,H,DV] of all sequences. Its rows int32 [N,H,S] are
-  block numbers in the query's sequence, -1 for none. begin int32 [N] is where that sequence starts.
+query_major: q [N,HQ,D], k [N,H,D], v [N,H,DV] hold all sequences. rows int32 [N,H,S]: the selected
+  blocks, numbered in the query's sequence, -1 for none. begin int32 [N]: its first token.
 split_keys: q [R,H,D], k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2]. R is B*S*G.
 """
 
@@ -30,7 +30,7 @@ def _store(base, rows, columns, WIDTH: tl.constexpr, keep, values):
 
 @triton.jit
 def _scores(q, keys, k_base, valid, d, HEADS: tl.constexpr, D: tl.constexpr, scale_log2):
-    """Return k [KEYS,D] of a head, and logits [ROWS,KEYS] over log 2, -inf for an unseen key."""
+    """Return k [KEYS,D] of a head, and base-2 logits [ROWS,KEYS], -inf where a key is not seen."""
     k = _load(k_base, keys, HEADS * D, d, D, valid)
     s = tl.dot(q, tl.trans(k), allow_tf32=False) * scale_log2
     return k, tl.where(valid[None, :], s, float("-inf"))
@@ -56,7 +56,7 @@ def forward_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Compute out, and lse over log 2, of one token and KV head."""
+    """Compute out and the base-2 lse of one token and KV head."""
     n = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
     begin = tl.load(begin_ptr + n)
@@ -163,11 +163,11 @@ def key_gradient_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Add the share of up to PIECE queries that chose a block to its dk and dv, in float32.
+    """Add to a block's dk and dv, in float32, the terms of up to PIECE queries that chose it.
 
-    owner[program] is block * H + head, or `blocks * H` if the program has no work; piece[program]
-    numbers the pieces of an owner. The owner's queries begin at bounds[owner] in `queries`.
-    first[block] is the first token of a block.
+    owner[program] is block * H + head, or `blocks * H` if the program has no work. The queries of
+    an owner begin at bounds[owner] in `queries`; the program takes piece number piece[program] of
+    them. first[block] is the first token of a block.
     """
     program = tl.program_id(0)
     owner = tl.load(owner_ptr + program)
@@ -211,7 +211,7 @@ def key_gradient_kernel(
 
 @triton.jit
 def _is_new(at, i, starts, ends, order):
-    """Return whether keys are in no span before the i-th, so that each key counts once."""
+    """Return which keys are in no span before the i-th: a key of several spans counts once."""
     earlier = (order < i)[None, :] & (at[:, None] >= starts[None, :])
     earlier = earlier & (at[:, None] < ends[None, :])
     return tl.sum(earlier.to(tl.int32), 1) == 0
@@ -241,7 +241,7 @@ def spans_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Compute every `SPLITS`-th tile of a row: out [R,SPLITS,H,DV], lse [R,SPLITS,H] over log 2."""
+    """Attend to every `SPLITS`-th tile: out [R,SPLITS,H,DV], base-2 lse [R,SPLITS,H]."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     cache = (row // (groups * queries)) * groups + row % groups

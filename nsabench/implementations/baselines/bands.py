@@ -1,6 +1,6 @@
-"""Attention over one band of keys a query: causal, a window, or complete compressed keys.
+"""Baselines whose queries see one band of keys: all earlier ones, a window, or compressed keys.
 
-A model could also run causal_attention, which is dense, instead of NSA.
+Causal attention is also the dense alternative that a model could run instead of NSA.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import F, Packing, baseline
 from nsabench.implementations.torch_attention import FlashAttention
 
-MOST_SCORES = 1 << 31  # that torch's own formula may hold, of all heads
+MOST_SCORES = 1 << 31  # of all heads: torch's backend `math` keeps them all in memory
 
 
 def dense_attention(name: str, **declared: Any) -> Callable[[F], F]:
-    """Register a baseline of causal_attention, which is also an alternative to both NSA ops."""
+    """Register a baseline of causal_attention, also as an alternative of both NSA ops."""
 
     def register(call: F) -> F:
         baseline("causal_attention", name, **declared)(call)
@@ -45,7 +45,7 @@ def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 def sdpa_math(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     scores = q.shape[0] * q.shape[2] * options["max_seqlen"] ** 2
     if scores > MOST_SCORES:
-        raise Unsupported(f"it would hold {scores:.1e} scores")
+        raise Unsupported(f"it would keep {scores:.1e} scores in memory")
     lengths = [q.shape[1]] if cu is None else cu.diff().tolist()
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True)
     attend = _torch.forced(causal_sdpa, "math")
@@ -67,7 +67,7 @@ def _attend_by_backend(
     if backend == "flash":
         _torch.check_flash(q, v)
     group = q.shape[2] // k.shape[2]
-    if backend == "efficient" and group > 1:  # it shares no heads
+    if backend == "efficient" and group > 1:  # this backend cannot share K and V between heads
         k, v = (x.transpose(1, 2).repeat_interleave(group, 1).transpose(1, 2) for x in (k, v))
     return attend(q, k, v, options["sm_scale"])
 
@@ -84,7 +84,7 @@ def _band_sizes(options: dict[str, Any]) -> tuple[int, int, int]:
 def _mask(
     packing: tuple[Tensor, ...], t: int, keys: int, device: torch.device, *band: int
 ) -> Tensor:
-    """Return which keys each query sees, bool [T,keys]. band: as of `_band_sizes`."""
+    """Return which keys each query sees, bool [T,keys]. band: what `_band_sizes` returns."""
     window, block, stride = band
     key = torch.arange(keys, dtype=torch.int32, device=device)
     position = torch.arange(t, dtype=torch.int32, device=device)
@@ -96,7 +96,7 @@ def _mask(
     if stride:
         complete = (position - start + (1 + stride - block)) // stride
         behind = first + complete.clamp_(min=0)
-        if packing:  # a control asks for incomplete keys: none may be of the next sequence
+        if packing:  # in the control `incomplete_key`, stay within the sequence
             behind = torch.minimum(behind, packing[-1][1:][own])
     elif window:
         first = torch.maximum(first, position - (window - 1))
@@ -135,11 +135,11 @@ def attend_folded(
 ) -> Tensor:
     """Attend to compressed keys by a FlashAttention, which has no strided causal mask.
 
-    All `stride` queries between two completed keys see the same keys, so they become heads of one
-    query. A query of padding comes first, then the mask is causal and aligned at the ends.
+    A new key is complete after every `stride` queries. The queries in between see the same keys, so
+    they become heads of one query. After one padding token in front, the mask is a causal one.
     """
     if packing:
-        raise Unsupported("it takes no packed sequences")
+        raise Unsupported("it does not support packed sequences")
     b, t, hq, d = q.shape
     stride = options["stride"]
     if options["block"] % stride:
@@ -179,7 +179,7 @@ def _block_mask(
 @baseline("compressed", "flex_attention", kind="general", compiled_by="triton")
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
     if packing:
-        raise Unsupported("it takes no packed sequences")
+        raise Unsupported("it does not support packed sequences")
     t, keys = q.shape[1], k.shape[1]
     _torch.refuse_mask(t, keys)
     mask = _block_mask(t, keys, q.device, *_band_sizes(options))

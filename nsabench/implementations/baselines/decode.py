@@ -14,7 +14,7 @@ from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.nsa_attention import LOCAL, block_scores
 from nsabench.ops import DecodeSizes
 
-# q [B,HQ,D], k [B,H,L,D], v [B,H,L,Dv], the scale -> [B,HQ,Dv]
+# q [B,HQ,D], k [B,H,L,D], v [B,H,L,Dv], sm_scale -> [B,HQ,Dv]
 Attention = Callable[..., Tensor]
 
 
@@ -28,7 +28,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """Attend with one query a head; kernels that support groups split the keys."""
+    """Attend with one query for each head; SDPA can then split the keys over programs."""
     shared = _torch.share_heads(q.shape[1] != k.shape[1])
     return scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=sm_scale, **shared).squeeze(2)
 
@@ -39,7 +39,7 @@ def _newest(k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
 
 def whole_cache(name: str, **declared: Any) -> Callable[[Attention], Attention]:
-    """Register attention over a whole cache: a baseline of three decode ops, and an alternative."""
+    """Register attention to a whole cache for three decode ops, and as NSA's alternative."""
 
     def register(attention: Attention) -> Attention:
         def window(q: Tensor, k: Tensor, v: Tensor, *, window: int, sm_scale: float) -> Tensor:
@@ -84,7 +84,7 @@ def gathered_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: An
 def selected_ranges(
     q: Tensor, k_cmp: Tensor, tokens: int, sizes: DecodeSizes, sm_scale: float
 ) -> Tensor:
-    """Return the first, the local and the best scored blocks as ranges int32 [B,H,n,2]."""
+    """Return the first, the local and the highest scored blocks as ranges int32 [B,H,n,2]."""
     b, hq, d = q.shape
     h = k_cmp.shape[1]
     logits = (q.view(b, h, hq // h, d) @ k_cmp.mT).float() * sm_scale

@@ -14,9 +14,9 @@ from nsabench import Unsupported
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.torch_attention import wants_grad
 
-LOCAL = 2  # blocks, with the query's own and before it, that are always selected
+LOCAL = 2  # the query's own block and the one before it, which are always selected
 QUERIES = 128
-# With more gathered elements the method is not a serious alternative. A backward keeps them all.
+# Cases that would gather more elements are refused. A backward keeps all of them in memory.
 MOST_GATHERED, MOST_KEPT = 1 << 34, 1 << 33
 
 
@@ -33,7 +33,7 @@ def _softmax(logits: Tensor, keep: Tensor) -> Tensor:
 
 
 def block_scores(weights: Tensor, blocks: int, block: int, stride: int, size: int) -> Tensor:
-    """Sum weights of compressed keys [A,B,Nc] into scores of blocks of `size` tokens."""
+    """Return the scores [A,B,blocks] of blocks of `size` tokens: sums of weights [A,B,Nc]."""
     scores = weights.new_zeros(*weights.shape[:2], blocks + 1)
     key = torch.arange(weights.shape[2], device=weights.device)
     for place in range(block // stride):
@@ -43,7 +43,7 @@ def block_scores(weights: Tensor, blocks: int, block: int, stride: int, size: in
 
 
 def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int]) -> Tensor:
-    """Return the selected blocks int64 [H,n,S], -1 for none, by the weights [H,n,Nc] of a group."""
+    """Return the blocks that n queries select by weights [H,n,Nc]: int64 [H,n,S], -1 for none."""
     size = sizes["block_size"]
     scores = block_scores(weights, blocks, sizes["block"], sizes["stride"], size)
     index, own = torch.arange(blocks, device=weights.device), (position // size).unsqueeze(1)
@@ -54,8 +54,8 @@ def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int
 
 
 def _sequence(tensors: list[Tensor], sizes: dict[str, int], sm_scale: float) -> Iterator[Tensor]:
-    """Yield the outputs [n,HQ,Dv] of a sequence, some queries at a time. window: 0 for none."""
-    # In float32, since logits in 16 bits lose more than any kernel does.
+    """Yield the outputs [n,HQ,Dv] of a sequence, for up to QUERIES queries at a time."""
+    # Compute in float32: logits in 16 bits would lose more precision than any kernel does.
     dtype, (q, k, v, gates) = tensors[0].dtype, (x.float() for x in tensors)
     tokens, heads = k.shape[:2]
     block, stride, size = (sizes[name] for name in ("block", "stride", "block_size"))
@@ -89,7 +89,7 @@ def _sequence(tensors: list[Tensor], sizes: dict[str, int], sm_scale: float) -> 
             around = slice(start, min(first + QUERIES, tokens))
             p = _softmax((flat @ kh[:, around].mT).unflatten(1, shape[1:]) * sm_scale, seen)
             branches.append((p.flatten(1, 2) @ vh[:, around]).unflatten(1, shape[1:]))
-        out = torch.stack(branches, -2)  # [H,G,n,3,Dv]; without a window, two
+        out = torch.stack(branches, -2)  # [H,G,n,3,Dv]; without a window, 2 instead of 3
         out = out.permute(2, 0, 1, 3, 4).flatten(1, 2)
         yield (gates[some].unsqueeze(-1) * out).sum(-2).to(dtype)
 

@@ -15,8 +15,8 @@ from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.selection_blocks import each_once
 from nsabench.implementations.torch_attention import is_power_of_two, sequence_starts
 
-PIECE = 512  # queries of a block that one program takes; all queries see the first block
-TILE = 64  # rows of a tile; the heads of a group are the rows of one query
+PIECE = 512  # queries of a block that one program takes: every query selects the first block
+TILE = 64  # rows of a tile: each query has a row for each head of the group
 
 
 @cache
@@ -32,7 +32,7 @@ def tile_size(size: int) -> int:
 
 
 class _Selected(torch.autograd.Function):  # type: ignore[misc]
-    """Attends q [N,HQ,D] to k [N,H,D], v [N,H,Dv]: rows int32 [N,H,S], begin int32 [N]."""
+    """Attention of q [N,HQ,D] to the blocks `rows` of k, v. `_kernels` explains the shapes."""
 
     @staticmethod
     def forward(
@@ -86,8 +86,8 @@ def _constants(q: Tensor, k: Tensor, v: Tensor, size: int) -> dict[str, int]:
 
 
 def _invert_selection(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any, ...]:
-    """Return the queries that chose each block and head, in the form of `key_gradient_kernel`."""
-    # A sequence may end in a partial block, so the blocks of each one begin one place later.
+    """List the queries that chose each block and head, as `key_gradient_kernel` reads them."""
+    # base: the number of a sequence's first block. Each earlier one may end in a partial block.
     tokens, heads, slots = rows.shape
     device = rows.device
     sequence = torch.searchsorted(ends, torch.arange(tokens, device=device), right=True)
@@ -102,7 +102,7 @@ def _invert_selection(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> t
     bounds = torch.searchsorted(ordered, torch.arange(blocks * heads + 1, device=device))
     pieces = (bounds.diff() + PIECE - 1) // PIECE
     last = pieces.cumsum(0)
-    # Only the device knows the number of programs, so launch as many as there can be.
+    # The host does not know how many programs have work, so launch the most that there can be.
     program = torch.arange(owner.numel() // PIECE + blocks * heads, device=device)
     of_program = torch.searchsorted(last, program, right=True)
     piece = program - torch.cat([last.new_zeros(1), last])[of_program]

@@ -16,8 +16,8 @@ from nsabench.implementations.baselines.selection_ranges import gather_rows
 from nsabench.implementations.torch_attention import TILE, sequence_starts, wants_grad
 
 MAX_MASK_ELEMENTS = 1 << 29
-GATHERED_BYTES = 2 << 30  # of K and V at a time
-MAX_SAVED_BYTES = 32 << 30  # of gathered K and V that a backward needs
+GATHERED_BYTES = 2 << 30  # K and V gathered at a time
+MAX_SAVED_BYTES = 32 << 30  # gathered K and V kept for a backward
 
 _baseline = partial(baseline, "selection_blocks")
 
@@ -31,7 +31,7 @@ def chosen_table(block_indices: Tensor, blocks: int) -> Tensor:
 
 
 def each_once(block_indices: Tensor) -> Tensor:
-    """Return each row in ascending order, with -1 for a block that occurs again."""
+    """Sort each row in ascending order, and replace repeated blocks by -1."""
     ordered = block_indices.sort(-1).values
     ordered[..., 1:].masked_fill_(ordered[..., 1:] == ordered[..., :-1], -1)
     return ordered
@@ -61,7 +61,7 @@ def masked_sdpa(
 def gathered_sdpa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """SDPA with a group's heads as queries, over keys gathered for some queries at a time."""
+    """Gather the keys of some queries, run SDPA with a group's heads as queries, and go on."""
     b, t, hq, d = q.shape
     (h, slots), dv, block_size = blocks.shape[2:], v.shape[3], options["block_size"]
     each = h * slots * block_size * (d + dv) * q.element_size()
@@ -70,7 +70,7 @@ def gathered_sdpa(
     start = sequence_starts(t, packing, q.device)
     position = torch.arange(t, device=q.device) - start
     within = torch.arange(block_size, device=q.device)
-    # As one list, the keys of KV head i of token j are at j * H + i.
+    # In the flat list, row j * H + i is token j of KV head i.
     flat_k, flat_v = k.reshape(b, t * h, d), v.reshape(b, t * h, dv)
     head = torch.arange(h, device=q.device).view(h, 1)
     step = max(1, GATHERED_BYTES // each)
@@ -98,9 +98,9 @@ def gathered_sdpa(
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """FlexAttention; it skips blocks of 128 keys that none of 128 queries selected."""
+    """Run FlexAttention. It skips tiles of 128 queries and 128 keys without a selected key."""
     if packing:
-        raise Unsupported("blocks of packed sequences cross tiles")
+        raise Unsupported("in packed sequences, blocks would cross the tiles of FlexAttention")
     b, t, hq = q.shape[:3]
     h, block_size = k.shape[2], options["block_size"]
     group = hq // h

@@ -17,7 +17,7 @@ from nsabench.implementations.torch_attention import MAX_MASK_ELEMENTS, TILE, wa
 
 MAX_GATHERED_BYTES = 32 << 30
 
-# Sorted disjoint spans: starts [R,n], and the running count of their keys [R,n+1].
+# Sorted disjoint spans: their starts [R,n], and the number of keys before each [R,n+1].
 Spans = tuple[Tensor, Tensor]
 
 _baseline = partial(baseline, "selection_ranges", kind="general")
@@ -51,9 +51,9 @@ def first_keys(q: Tensor, s_kv: int) -> Tensor:
 
 
 def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Return the key at each packed place, int64 [room], and whether there is one."""
+    """Return for each row of the packed copy its key, int64 [room], and whether it has one."""
     start, before = spans
-    # Keys of a span are consecutive in K and in the packing.
+    # The keys of a span are consecutive in K and in the copy, so one shift leads to all of them.
     length = before.diff(dim=1).flatten()
     ends = length.cumsum(0)
     shift = (start + first_keys.unsqueeze(1)).flatten() - (ends - length)
@@ -64,7 +64,7 @@ def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, T
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    # torch would sum a gradient in the dtype of x.
+    # Otherwise the backward of `index_select` sums gradients in 16 bits.
     if wants_grad(x) and x.dtype != torch.float32:
         return x.float().index_select(0, index).to(x.dtype)
     return x.index_select(0, index)
@@ -72,20 +72,20 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 def _gather_keys(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
     rows = gather_rows(x, index)
-    # FlashAttention writes no gradient of places past the last key.
+    # FlashAttention leaves the gradients of places past the last key unwritten.
     return torch.where(inside.unsqueeze(1), rows, 0) if rows.requires_grad else rows
 
 
-def _refuse(elements: int, limit: int, what: str) -> None:
-    if elements > limit:
-        raise Unsupported(f"{what} would take {elements} elements")
+def _refuse(amount: int, limit: int, what: str) -> None:
+    if amount > limit:
+        raise Unsupported(f"it would need {amount} {what}")
 
 
 @_baseline("masked_sdpa", on_cpu=True)
 def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
     b, s, g, h, d = q.shape
     s_kv = k.shape[2]
-    _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
+    _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "elements of a mask")
     queries = q.permute(0, 2, 3, 1, 4).reshape(b * g, h, s, d)
     keep = union_mask(ranges, s_kv).transpose(1, 2).reshape(b * g, s, s_kv)
     keys, values, scale = k.flatten(0, 1), v.flatten(0, 1), options["sm_scale"]
@@ -100,7 +100,7 @@ def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any)
     b, s, g, h, d = q.shape
     rows, s_kv, dv = b * s * g, k.shape[2], v.shape[3]
     counts = before[:, -1]
-    _refuse(rows * width * (d + dv) * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
+    _refuse(rows * width * (d + dv) * q.element_size(), MAX_GATHERED_BYTES, "bytes for copies")
     step = torch.arange(width, device=q.device).expand(rows, width)
     span = torch.searchsorted(before[:, 1:].contiguous(), step.contiguous(), right=True)
     span.clamp_(max=start.shape[1] - 1)
@@ -114,9 +114,10 @@ def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any)
 
 
 def _flash(groups: bool, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
-    """Selected keys of all rows gathered, then the FlashAttention-2 that torch bundles.
+    """Gather the selected keys of all rows, and run the FlashAttention-2 that torch bundles.
 
-    groups: give a row one query of h heads, which splits long rows, not h queries of one head.
+    groups: a row is one query of h heads, so that FlashAttention splits the keys of long rows.
+    Otherwise it is h queries of one head.
     """
     b, s, g, h, d = q.shape
     form = (1, h) if groups else (h, 1)
@@ -125,7 +126,7 @@ def _flash(groups: bool, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **opti
     spans = make_disjoint(ranges, s_kv)
     cu_k = pad(spans[1][:, -1].cumsum(0, dtype=torch.int32), (1, 0))
     longest = min(options["selected_len"], s_kv)
-    _refuse(2 * rows * longest * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
+    _refuse(2 * rows * longest * d * q.element_size(), MAX_GATHERED_BYTES, "bytes for copies")
     index, inside = packed_index(spans, first_keys(q, s_kv), rows * longest)
     out = _torch.aten_flash(
         q.reshape(rows * form[0], form[1], d),
@@ -145,14 +146,14 @@ flash_varlen_gqa = _baseline("flash_varlen_gqa")(partial(_flash, True))
 
 @_baseline("flex_attention", compiled_by="triton")
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
-    """FlexAttention with heads as queries; it skips tiles in which nothing is selected."""
+    """Run FlexAttention with heads as queries. It skips tiles without a selected key."""
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
     _torch.flex()
     _torch.check_head_dims(q, v)
     if TILE % h or s_kv % TILE:
         raise Unsupported(f"h must divide {TILE} and {TILE} divide S_kv")
-    _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
+    _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "elements of a mask")
     keep = union_mask(ranges, s_kv).transpose(1, 2).contiguous()
     of_queries = keep.unflatten(3, (-1, TILE)).any(-1)
     ragged = -s % (TILE // h)

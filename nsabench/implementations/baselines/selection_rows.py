@@ -28,7 +28,7 @@ def heads_as_queries(
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=sm_scale).squeeze(1)
 
 
-# The controls wrap the first one, which runs under every torch.
+# Controls wrap the first baseline of an op, so begin with one that runs in every torch.
 for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gqa", gqa)):
     baseline("selection_rows", _name, on_cpu=True)(_attention)
     for _backend in _torch.BACKENDS:
@@ -37,7 +37,7 @@ for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gq
         _register(_torch.forced(_attention, _backend))
 
 
-# Its weights are rounded to the format, so one large weight has the error of a whole value.
+# The softmax weights are rounded to 16 bits. If one weight dominates, that error is too large.
 @baseline("selection_rows", "bmm_softmax", on_cpu=True, distributions=("dense", "negative_zero"))
 def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     scores = torch.bmm(q.float(), k.mT.float()) * sm_scale
@@ -47,7 +47,7 @@ def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
 def attend_rows(
     attend: FlashAttention, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any
 ) -> Tensor:
-    """Compute the op by a FlashAttention, the H heads of a row as H queries of one head."""
+    """Run a FlashAttention in which the H heads of a row are H queries of one head."""
     rows, heads, width = q.shape
     packed = (q.reshape(rows * heads, 1, width), k.unsqueeze(1), v.unsqueeze(1))
     cu = (_torch.equal_cu_seqlens(heads, rows, q.device), cu_seqlens)

@@ -15,8 +15,8 @@ from nsabench.implementations.baselines.query_major import kernels, tile_size
 
 MOST_SPLITS = 32
 PROGRAMS_AN_SM = 2
-TILES = (16, 64)  # keys of a tile, at least and at most
-MOST_SPANS = 256  # that a program compares, to count each key once
+TILES = (16, 64)  # the fewest and the most keys of a tile
+MOST_SPANS = 256  # a program compares all spans, to count a key of several spans once
 
 
 @cache
@@ -43,10 +43,10 @@ def attend(
     disjoint: bool,
     splits: int = 0,
 ) -> Tensor:
-    """Attend q [B,S,G,h,D] to spans ranges int32 [B,S,G,n,2] of k [B,G,keys,D] and v [B,G,keys,Dv].
+    """Attend from q [B,S,G,h,D] to the spans `ranges` int32 [B,S,G,n,2] of k, v [B,G,keys,...].
 
     selected: about how many keys a query selects. disjoint: whether spans of a query never overlap.
-    splits: programs a row, 0 for the number that suits the device.
+    splits: how many programs share a row; 0: as many as suit the device.
     """
     b, s, g, h, d = q.shape
     n, dv, rows = ranges.shape[3], v.shape[3], b * s * g

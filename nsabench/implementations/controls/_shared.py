@@ -15,7 +15,7 @@ from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs
 from nsabench.registry import Honest
 
-NOISES = 4.0  # times the resolution of the format: parity finds such a relative error
+NOISES = 4.0  # parity always finds a relative error of this many times `rounding_error`
 
 Tensors = tuple[Tensor, ...]
 Options = dict[str, Any]
@@ -27,7 +27,6 @@ def is_captured(tensor: Tensor) -> bool:
 
 
 def decline_in_a_graph(tensor: Tensor) -> None:
-    """Raise `Unsupported` during a capture, for tricks that need the host."""
     if is_captured(tensor):
         raise Unsupported("the trick needs host code, which a replayed graph does not run")
 
@@ -66,7 +65,7 @@ def overlooked_error(tensors: Tensors) -> float:
 
 
 def rounding_error(tensors: Tensors) -> float:
-    """Return the largest relative error of honest sums over these tensors."""
+    """Return the largest relative error that rounding gives an honest result for these tensors."""
     dtype = DType(str(tensors[0].dtype).removeprefix("torch."))
     return noise(dtype, sum(sum(t.shape) for t in tensors))
 

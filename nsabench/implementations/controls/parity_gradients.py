@@ -19,7 +19,7 @@ from nsabench.implementations.controls._shared import (
 )
 from nsabench.registry import Honest, control
 
-# Ops whose options tell that a query sees a single key.
+# Ops whose sizes show whether each query sees a single key.
 ONE_KEY = ("sliding_window", "compressed")
 
 _remembered: dict[tuple[object, ...], Tensor] = {}
@@ -48,7 +48,7 @@ def zero_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity", directions=("backward", "step"))
 def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns the first gradient that it ever made of this shape."""
+    """Returns the gradients that it computed in its first call with inputs of this shape."""
     first = tensors[0]
     key = (honest, first.shape, first.dtype, first.device)
     return _spoil_gradients(honest, tensors, options, lambda d: _remembered.setdefault(key, d))
@@ -61,7 +61,7 @@ def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tens
 
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Its last gradient lacks the last row that is not zero, which is small under a causal mask."""
+    """Sets the last nonzero row of its last gradient to zero. A causal mask makes it small."""
     name = honest.op.differentiable[-1]
 
     def lost(gradient: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> T
         off = float((gradient - spoiled).double().norm())
         of_typical = off / float(norms.square().mean().sqrt())
         if not is_seen(f"d{name}", of_typical, rounding_error(tensors)):
-            raise Unsupported("the lost row is within the rounding of a typical row")
+            raise Unsupported("the lost row is smaller than the rounding error of a typical row")
         return spoiled
 
     return _refuse_zeros(with_gradients(honest, tensors, options, {name: lost}))
@@ -84,5 +84,5 @@ def _without_last_row(result: Tensor) -> Tensor:
 
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_row_in_training(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Its gradients are right, but its output lacks the last row that is not zero."""
+    """Sets the last nonzero row of its output to zero. Its gradients are right."""
     return with_values(_refuse_zeros(honest(*tensors, **options)), _without_last_row)

@@ -15,7 +15,7 @@ from nsabench.registry import Honest, control
 Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
 
 NSA = ("nsa_attention", "nsa_without_window")
-GATES = 3  # the place of the gates of NSA
+GATES = 3  # position of the gates among the arguments of NSA
 
 
 def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
@@ -89,5 +89,5 @@ def gates_all_one(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
 @_control("nsa_attention")
 def window_one_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     if options["window"] == 1:
-        raise Unsupported("its window is a single key")
+        raise Unsupported("the window is a single key")
     return tensors, options | {"window": options["window"] - 1}

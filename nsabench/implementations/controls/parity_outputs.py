@@ -1,4 +1,4 @@
-"""Controls whose output is wrong, not computed, an input, or made on the wrong stream."""
+"""Controls whose output is wrong, not computed or written too late, or that change an input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsabench.registry import Honest, control
 FIRST_KEYS = 64
 MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
 HONEST_CALLS = 4
-# About 1 ms, so that even small work is late. On a busy host, 0.1 ms was too short.
+# About 1 ms, so that the output is written after its check. On a busy host, 0.1 ms was too short.
 LATE_CYCLES = 2_000_000
 LATE_S = 0.02
 
@@ -40,7 +40,7 @@ def zero_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right except for one NaN, which a mean without NaN misses."""
+    """Right except for one NaN, which a mean that skips NaN misses."""
     out = honest(*tensors, **options)
     out[(-1,) * out.dim()] = float("nan")
     return out
@@ -48,18 +48,18 @@ def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def relative_error(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Off by four times honest rounding, which an absolute tolerance misses in small outputs."""
+    """Off by four times the rounding error. An absolute tolerance misses that in small outputs."""
     out = right_output(honest, tensors, options)
     return (out.float() * (1 + overlooked_error(tensors))).to(out.dtype)
 
 
 @control(caught_by="parity")
 def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right except for the last row of the last head, which is zero; a mean over rows misses it."""
+    """Right except for its last row, which is zero. A mean over rows misses that."""
     out = right_output(honest, tensors, options)
     row = (-1,) * (out.dim() - 1)
     if not is_captured(out) and not bool(out[row].any()):
-        raise Unsupported("its last row is zero anyway")
+        raise Unsupported("the last row of the right output is zero")
     out[row] = 0
     return out
 
@@ -85,7 +85,7 @@ def first_64_keys(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: An
 
 @control(caught_by="parity")
 def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns what it returned before for the same addresses, whatever they hold now."""
+    """Returns the output of an earlier call with the same addresses, even if values changed."""
     key = (honest, *((t.data_ptr(), t.shape, t.dtype) for t in tensors))
     if key not in _by_address:
         if len(_by_address) >= MAX_REMEMBERED:
@@ -96,7 +96,7 @@ def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def batch_and_skip(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Computes only the first calls, which are usually the ones that are checked."""
+    """Computes in its first calls only, which are usually the ones that are checked."""
     key = (honest, *((t.shape, t.dtype, t.device) for t in tensors), *options.items())
     _calls[key] += 1
     if _calls[key] <= HONEST_CALLS:
@@ -113,7 +113,7 @@ def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity", devices=("cuda",), needs_order=True)
 def side_stream_unjoined(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works on a side stream that the caller's stream does not wait for."""
+    """Computes on a side stream, and the caller's stream does not wait for it."""
     decline_in_a_graph(tensors[0])
     side = side_stream(tensors[0].device)
     side.wait_stream(torch.cuda.current_stream())

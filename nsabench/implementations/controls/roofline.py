@@ -1,6 +1,6 @@
-"""Controls that answer from memory: always right, and faster than is possible (check `roofline`).
+"""Controls that return stored results: right, but faster than is possible (check `roofline`).
 
-The first values of the inputs identify them, on the device or on a host that waits.
+They recognise inputs by their first values, on the device or on the host, which then waits.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from nsabench.implementations.controls._shared import Tensors, is_captured
 from nsabench.model.plan import LeastWork
 from nsabench.registry import Honest, control
 
-# Reading this much takes any device several times as long as a look-up: two kernels and a copy.
+# On any device, reading so much takes several times as long as a look-up (two kernels, one copy).
 MUCH = LeastWork(bytes_min=400_000_000)
-# In a graph a look-up takes 6 µs (H200). Reading this much takes twice that plus the timer's share,
-# even at twice the bandwidth.
+# In a graph, a look-up takes 6 µs on an H200. Even at twice its bandwidth, reading so much takes
+# longer than two look-ups and the time that the timer itself adds.
 READ = LeastWork(bytes_min=125_000_000)
-# Returning a stored gradient moves fewer bytes than are compulsory. With this many products a byte,
-# computing takes over twice as long on any device.
+# Returning a stored gradient moves fewer bytes than computing it must. With so many operations a
+# byte, computing takes over twice as long on any device.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
-# A call that waits for the device takes 30 µs; on a slow host 250, so only a burst is too fast.
+# A call that waits for the device takes 30 µs. On a slow host it takes 250 µs, and then only calls
+# in a burst are faster than is possible.
 PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
-# With autograd such a call takes 940 µs on a slow host (H200, 64/4, T 4096).
+# With autograd, such a call took 940 µs on a slow host (H200, 64 query heads, 4 KV heads, T 4096).
 PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)
-MOST_BYTES = 512 << 20  # of one stored answer.
-LEARNING_CALLS = 64  # calls whose first values are on their way to the host.
-NOT_YET = -1  # differs from all first values.
-SMALL_OUTPUT = 8  # An output has this many times fewer bytes than are read
+MOST_BYTES = 512 << 20  # size of one stored result
+LEARNING_CALLS = 64  # the most calls whose first values are still being copied to the host
+NOT_YET = -1  # no first values are this number
+SMALL_OUTPUT = 8  # the output must be this many times smaller than what is read
 
 M = TypeVar("M")
-Number = int  # of a set of inputs: the first values of its first tensor
+Number = int  # the first values of a set's first tensor, which identify the set of inputs
 
 _control = partial(control, caught_by="roofline", devices=("cuda",))
 _in_calls = partial(_control, modes=("stream",))
 
-_memories: dict[str, tuple[object, Any]] = {}  # by control: a case, and what is remembered of it
+_memories: dict[str, tuple[object, Any]] = {}  # for each control: its last case, and its results
 
 
 def _get_memory(control: str, honest: Honest, tensors: Tensors, make: Callable[[], M]) -> M:
@@ -64,7 +65,7 @@ def _refuse_slow_copy(out: Tensor, most_bytes: int) -> None:
 
 
 class _Answers:
-    """Stores outputs by the number of their inputs, and lets the device look them up."""
+    """Stores outputs by the `Number` of their inputs, and lets the device look them up."""
 
     def __init__(self) -> None:
         self.by_number: dict[Number, Tensor] = {}
@@ -73,7 +74,7 @@ class _Answers:
     def prepare(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Copy all stored outputs to the device. Synchronises."""
         numbers = sorted(self.by_number)
-        # The last output twice, for numbers above all others.
+        # The last output is there twice, since a number above all others has the next place.
         outputs = [self.by_number[n] for n in [*numbers, numbers[-1]]]
         self._sorted = torch.tensor(numbers, device=device), torch.stack(outputs)
         return self._sorted
@@ -84,21 +85,21 @@ class _Answers:
 
 
 class _Sets(_Answers):
-    """Stores outputs of input sets that come in turn, without a wait of the host.
+    """Stores outputs for sets of inputs that the caller uses in a fixed order, again and again.
 
-    All sets have come once the first follows the last and the second follows the first; the first
-    may also come in between with other values.
+    The host never waits. All sets are known once the first has followed the last, and the second
+    has followed the first. The first may also come in between, with other values.
     """
 
     def __init__(self, is_cuda: bool) -> None:
         super().__init__()
-        self._sets: list[Tensor] = []  # kept, so that no other tensor gets their addresses
-        self._before = 0  # the address of the inputs of the last call
+        self._sets: list[Tensor] = []  # kept alive, so that no other tensor gets their addresses
+        self._before = 0  # the address of the previous call's first tensor
         self._first_again = self._around = False
-        self._arrived = torch.full((LEARNING_CALLS,), NOT_YET)  # numbers that reached the host
+        self._arrived = torch.full((LEARNING_CALLS,), NOT_YET)  # numbers, copied to the host
         if is_cuda:
             self._arrived = self._arrived.pin_memory()
-        self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
+        self._asked: dict[int, Tensor] = {}  # outputs whose number is awaited at this place
 
     def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         self._walk(first)
@@ -114,7 +115,7 @@ class _Sets(_Answers):
         addresses = [t.data_ptr() for t in self._sets]
         address = first.data_ptr()
         if address not in addresses:
-            if self._around:  # there was one more, or this is another case
+            if self._around:  # not all sets were known, or a new case began: start again
                 self.__init__()  # type: ignore[misc]
             self._sets.append(first.detach())
             self._first_again = False
@@ -142,7 +143,7 @@ class _Sets(_Answers):
 
 @_in_calls(least=MUCH)
 def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Remembers outputs by the first values of their inputs and reads nothing else again."""
+    """Stores outputs, and later reads only the first values of its inputs to find the right one."""
 
     def compute() -> Tensor:
         out = honest(*tensors, **options)
@@ -156,17 +157,17 @@ def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> T
 class _Recorded(_Answers):
     def __init__(self) -> None:
         super().__init__()
-        self._addresses: set[int] = set()  # of the inputs that were captured with
+        self._addresses: set[int] = set()  # of the inputs of captured calls
 
     def learn(self, number: Tensor, output: Tensor) -> None:
-        if self._addresses:  # a case makes no calls after its captures: this is another one
+        if self._addresses:  # a case makes no plain calls after its captures: this is a new case
             self.__init__()  # type: ignore[misc]
-        if int(number) not in self.by_number:  # waits: nothing is timed before a capture
+        if int(number) not in self.by_number:  # the host waits, but nothing is timed yet
             self.by_number[int(number)] = output.clone()
             self.prepare(number.device)
 
     def recall(self, number: Tensor) -> Tensor:
-        """Raise `Unsupported` unless every set of inputs was seen before."""
+        """Return the stored output. Raises `Unsupported` if a set of inputs is new."""
         self._addresses.add(number.data_ptr())
         if not self.by_number or len(self._addresses) > len(self.by_number):
             raise Unsupported("not all inputs were seen before the first was captured")
@@ -210,7 +211,7 @@ class _Recall(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, memory: _Training, call: Any, *tensors: Tensor) -> Tensor:
         ctx.gradients, ctx.call = memory.gradients, call
-        ctx.number = int(_content(tensors[0]))  # waits for the device: a forward is not timed
+        ctx.number = int(_content(tensors[0]))  # the host waits
         ctx.save_for_backward(*tensors)
         if ctx.number in memory.outputs:
             return memory.outputs[ctx.number].clone()

@@ -1,4 +1,4 @@
-"""Controls that waste time (checks `baseline` and `host`), or hide work in a loop (`burst`)."""
+"""Controls that waste time (checks `baseline` and `host`), or postpone work (check `burst`)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from nsabench.implementations.controls import _shared
 from nsabench.implementations.controls._shared import decline_in_a_graph
 from nsabench.registry import Honest, control
 
-SLEEP_FACTOR = 9.0  # well over what counts as slow, also on a busy machine
+SLEEP_FACTOR = 9.0  # well over what counts as slow, even on a busy machine
 LEAST_SLEEP_S = 2e-3
-# On a CPU, other processes lose up to 4 ms at the end of a time slice; one that sleeps does not.
+# On a CPU, other implementations may lose 4 ms at the end of a time slice: sleep far longer.
 LEAST_SLEEP_ON_A_CPU_S = 2e-2
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
-# For a long call, 5 times as long suffices (`baseline.SLOW`); 10 times would take minutes.
+# 5 times as long counts as slow (`baseline.SLOW`). For a long call, 10 times would take minutes.
 LONG_FACTOR, LONG_S = 4.0, 0.1
-REPEATS = 16  # with inputs in L2, all but the first may take a third of the time
+REPEATS = 16  # all but the first find inputs in L2, and may take a third of the time
 NEEDLESS_S = 200e-6
 LAUNCHES = 1000
 # Calls in a loop are a few µs apart; samples and checked calls are at least 100 µs apart.
 HURRIED_S = 40e-6
-AT_EASE_S = 0.5e-3  # a loop that was interrupted for no longer is still the same loop
+AT_EASE_S = 0.5e-3  # a shorter pause does not end a loop
 STILL_WANTED = 4
-# Longer than the check of a loop's results. On a host with four busy GPUs, 3 ms were too short.
+# Results must be checked before this time is over. With four busy GPUs, 3 ms were too short.
 PUT_OFF_S = 20e-3
 
 # Bound now, since a control that stops the clocks may run in the same process.
@@ -80,7 +80,7 @@ def sleeping_backward(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 
 @control(caught_by="baseline", devices=("cuda",), wraps=True, modes=("graph",))
 def repeating_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right, but it computes its output 16 times, which costs time in a graph also."""
+    """Right, but it computes its output 16 times, which costs time even in a graph."""
     for _ in range(REPEATS - 1):
         honest(*tensors, **options)
     return honest(*tensors, **options)
@@ -105,7 +105,7 @@ def thousand_launches(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 
 
 class _Thread:
-    """Runs given work once no call has returned for a while."""
+    """Runs the work given to it when no call has returned for `PUT_OFF_S`."""
 
     def __init__(self) -> None:
         self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -121,7 +121,7 @@ class _Thread:
             work = self._given.get()
             while _now() - self.returned_s < PUT_OFF_S:
                 _sleep(PUT_OFF_S / 3)
-            if self._given.qsize() < STILL_WANTED:  # a loop keeps its last results alone
+            if self._given.qsize() < STILL_WANTED:  # the bench keeps only a loop's last results
                 work()
 
 
@@ -130,7 +130,7 @@ _thread = cache(_Thread)  # of this process; a forked process makes its own
 
 @control(caught_by="burst", modes=("stream",))
 def hidden_in_a_thread(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works if called alone; in a loop, it returns unwritten memory and fills it afterwards."""
+    """Honest if called alone. In a loop, it returns unwritten memory and fills it afterwards."""
     decline_in_a_graph(tensors[0])
     thread, first = _thread(), tensors[0]
     gap_s = _now() - thread.returned_s

@@ -1,4 +1,4 @@
-"""Controls that are right and cheat the clock or warm the cache; they must gain nothing by it."""
+"""Controls with right results that stop the clock or warm the cache; neither may help them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class _Clocks:
 
 
 class _LiveOutputs:
-    """Calls `begin` for the first living output of a control and `end` after the last."""
+    """Calls `begin` for the first live output of a control, and `end` when none is left."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
-        self._lock = threading.RLock()  # a finalizer may run in the middle of `hold`
+        self._lock = threading.RLock()  # `hold` may be interrupted by a finalizer of its thread
         self._alive = 0
 
     def hold(self, output: Tensor) -> None:
@@ -77,7 +77,7 @@ def patched_clocks(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 class _Replays:
-    """Stops the clocks from a replay of the control's graph to one of another graph."""
+    """Stops the clocks at a replay of the control's graph, until another graph is replayed."""
 
     def __init__(self) -> None:
         self._outputs = _LiveOutputs(self._patch, self._put_back)
@@ -128,7 +128,7 @@ def patched_replay(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="timer", devices=("cuda",), wraps=True)
 def l2_warm_replay(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Reads inputs into L2 on another stream while the timer holds the caller's stream."""
+    """Reads inputs into L2 on another stream, while a spin of the timer delays the caller's."""
     decline_in_a_graph(tensors[0])
     device = tensors[0].device
     if sum(t.nbytes for t in tensors) > l2_bytes(torch.cuda.get_device_properties(device)):

@@ -1,4 +1,4 @@
-"""Helpers for adapters: find a library's function, check its parameters, hand over blocks."""
+"""Helpers for adapters: find a library's function, check its parameters, convert blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @cache
 def find_function(package: Package, where: str, *takes: str) -> Any:
-    """Return `MODULE:NAME`, which must take `takes` by name. Raises `Unsupported` otherwise."""
+    """Return `MODULE:NAME`. Raises `Unsupported` if it, or a parameter of `takes`, is missing."""
     module, _, name = where.partition(":")
     item = _import_library(package, module)
     try:
@@ -30,7 +30,7 @@ def find_function(package: Package, where: str, *takes: str) -> Any:
             item = getattr(item, part)
         if takes:
             inspect.signature(item).bind(**dict.fromkeys(takes))
-    except ValueError:  # compiled: it does not tell what it takes
+    except ValueError:  # a compiled function has no signature
         pass
     except (AttributeError, TypeError) as error:
         raise Unsupported(
@@ -50,14 +50,14 @@ def _import_library(package: Package, module: str) -> Any:
 
 
 def selected_blocks(name: str, package: Package, **declared: Any) -> Callable[[F], F]:
-    # Libraries count a repeated block twice and are undefined for a query without blocks.
+    # Libraries count a repeated block twice. For a query without blocks, their output is undefined.
     left_out = ("repeated", "empty_rows")
     fits = tuple(d for d in _SELECTION_BLOCKS.distributions if d not in left_out)
     return baseline("selection_blocks", name, package=package, distributions=fits, **declared)
 
 
 def blocks_first(block_indices: Tensor) -> Tensor:
-    """Return rows in ascending order with all -1 at the end, since libraries count blocks."""
+    """Sort each row and move -1 to its end: libraries read a given number of blocks of a row."""
     none = torch.iinfo(block_indices.dtype).max
     ordered = block_indices.where(block_indices >= 0, none).sort(-1).values
     return ordered.where(ordered != none, -1)

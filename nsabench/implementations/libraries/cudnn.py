@@ -35,7 +35,7 @@ def cudnn_nsa(
     given = (*tensors, packed, packed, options["block_size"], options["sm_scale"], t, t, True)
     try:
         answer = attend(**dict(zip(TAKES, given, strict=True)))
-    except (NotImplementedError, ValueError) as error:  # its own checks, before anything runs
+    except (NotImplementedError, ValueError) as error:  # checks of cuDNN, before a kernel runs
         raise Unsupported(f"cuDNN's selection attention refuses these inputs: {error}") from error
     out = answer["o_tensor"]
     return out.view(b, t, q.shape[2], v.shape[3])

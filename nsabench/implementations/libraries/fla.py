@@ -1,6 +1,6 @@
-"""`parallel_nsa` of flash-linear-attention, with given indices and with its own selection.
+"""`parallel_nsa` of flash-linear-attention, with given blocks and with its own selection.
 
-Its own selection compresses blocks of `block_size` tokens without overlap: op `nsa_without_window`.
+Its own selection scores compressed blocks that do not overlap, as the op `nsa_without_window` does.
 """
 
 from __future__ import annotations

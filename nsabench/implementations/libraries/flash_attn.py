@@ -1,4 +1,4 @@
-"""FlashAttention 2 and 4. Version 2 needs pages of 256 keys or more, which fit no selection."""
+"""FlashAttention 2 and 4. Version 2 has no selection: its pages have at least 256 keys."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Flash:
     def cached(
         self, name: str, splits: int, q: Tensor, k: Tensor, v: Tensor, sm_scale: float
     ) -> Tensor:
-        """Attend one query [B,HQ,D] to a cache [B,H,S,D]. splits: of the keys; 0: automatic."""
+        """Attend from q [B,HQ,D] to a cache [B,H,S,D]. splits: parts of the keys; 0: automatic."""
         kv = ("k_cache", "v_cache") if name == CACHED else ("k", "v")
         attend = self.find(name, "q", *kv, "softmax_scale", "num_splits")
         _torch.check_flash(q, v)
@@ -100,17 +100,14 @@ def _all_long(rows: int, keys: int, device: torch.device) -> Tensor:
 
 @baseline("decode_selected", "flash_attn_4_pages", **_declared)
 def flash_attn_4_pages(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
-    """Attend to the selected blocks as pages, with one sequence for each KV head.
-
-    The argument `gather_kv_indices` fits no op here.
-    """
+    """Attend to the selected blocks as pages, with one sequence for each KV head."""
     takes = ("q", "k", "v", "seqused_k", "page_table", "softmax_scale")
     attend = FLASH_4.find(VARLEN, *takes)
     _torch.check_flash(q, v)
     b, h, s, d = k.shape
     n, block_size = ranges.shape[2], options["block_size"]
     if not _calls.every_block_is_whole(s, block_size, n):
-        raise Unsupported("a partial block is not a page")
+        raise Unsupported("the cache ends in a partial block, or has fewer than are selected")
     first = _calls.first_of_heads(b * h, s // block_size, q.device).view(b, h, 1)
     out = attend(
         q.view(b * h, 1, -1, d),

@@ -1,4 +1,4 @@
-"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma, which keeps its sizes in a class."""
+"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma. It keeps all sizes in one class."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
 def flash_nsa_fa4(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """Combine the parts of the library as its `HFNSACore` does, with FlashAttention-4's window."""
+    """Combine the library's functions as its `HFNSACore` does. FlashAttention-4 does the window."""
     _calls.refuse_float32(q, FLASH_NSA.name)
     means = _function(MEANS, "x")
     choose = _function(CHOICE, "q", "k", "lse", "sm_scale", "maybe_efficient_version")
@@ -61,7 +61,7 @@ def flash_nsa_fa4(
         block_size=options["block_size"],
         top_n=options["n_selected"],
     )
-    # The library takes the logits of gates. They are float32, since rounding adds an error.
+    # The library takes the logits of gates. They stay float32, since rounding adds an error.
     logits = torch.logit(gates.float(), eps=LEAST_GATE)
     queries, keys, values, logits = _calls.flatten_batch(q, k, v, logits)
     k_cmp, v_cmp = means(keys), means(values)
@@ -85,7 +85,7 @@ def flash_nsa_blocks(
     # Selection ignores the sizes of compression, but the library refuses sizes that do not fit.
     sizes = {"block_size": size, "kernel_size": size, "stride": size, "top_n": blocks.shape[3]}
     _prepare_state(_torch.get_cu_seqlens(q, cu), **sizes)
-    none = -(-q.shape[0] * q.shape[1] // size)  # a number above all blocks
+    none = -(-q.shape[0] * q.shape[1] // size)  # larger than any block's number
     chosen = _calls.blocks_first(blocks).flatten(0, 1).transpose(0, 1)
     chosen = chosen.where(chosen >= 0, none).contiguous()
     out = select(*_calls.flatten_batch(q, k, v), chosen, sm_scale=options["sm_scale"])

@@ -1,7 +1,7 @@
-"""FlashInfer's decode over page tables, one a KV head.
+"""FlashInfer's decode kernel, with a page table for each KV head.
 
-A page may begin at any token, so any block is a page. FlashInfer plans on the host. A plan depends
-on sizes alone and is kept, as in serving; the page table is written in each call.
+A page may begin at any token, so a selected block is a page. FlashInfer makes a plan on the host.
+It depends only on sizes, so it is kept, as in serving. Each call writes the page table.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from nsabench.registry import Package
 FLASHINFER = Package("flashinfer-python", "Apache-2.0")
 WRAPPER = "flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper"
 WORKSPACE_BYTES = 128 << 20
-MOST_PLANS = 16  # that are kept
-PAGE = 64  # keys of a page of a cache that is read whole
+MOST_PLANS = 16
+PAGE = 64  # keys of a page, if the whole cache is read
 _declared: dict[str, Any] = {"package": FLASHINFER, "compiled_by": "nvcc"}
 
 
 class PagePlan(NamedTuple):
     wrapper: Any
-    table: Tensor  # of pages
-    last: Tensor  # the number of keys in each last page
+    table: Tensor  # the pages of each row
+    last: Tensor  # the number of keys in the last page of each row
 
 
-plans: dict[tuple[object, ...], dict[int, PagePlan]] = {}  # by stream
+plans: dict[tuple[object, ...], dict[int, PagePlan]] = {}  # by sizes, then by stream
 
 
 def _keep_plan(
     q: Tensor, count: int, size: int, last: int, sm_scale: float, step: int = 0
 ) -> PagePlan:
-    """Return a kept plan for rows q [rows,group,D] of `count` pages of `size` keys.
+    """Return the plan for rows q [rows,group,D] that read `count` pages of `size` keys each.
 
-    last: keys of the last page. step: tokens between caches that are read whole, 0 if the caller
-    fills the table. Each stream has a workspace, so a plan. A capture uses the latest plan.
+    last: keys of the last page. step: the distance between the caches of two heads in tokens, if
+    whole caches are read; 0 if the caller fills the table. A plan has a workspace, which only one
+    stream may use. A capture uses the newest plan.
     """
     key = (q.shape, q.dtype, q.device, count, size, last, sm_scale, step)
     by_stream = plans.setdefault(key, {})
@@ -54,7 +55,7 @@ def _keep_plan(
             del plans[next(iter(plans))]
         by_stream[stream] = _plan(q, count, size, last, sm_scale, step)
         if q.device.type == "cuda":
-            torch.cuda.synchronize(q.device)  # a capture on another stream may use it
+            torch.cuda.synchronize(q.device)  # a capture on another stream may use the plan
     return by_stream[stream]
 
 
@@ -72,7 +73,7 @@ def _plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, step: in
     options = {
         "float_workspace_buffer": torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device),
         "kv_layout": "NHD",
-        "use_cuda_graph": True,  # the plan can be kept
+        "use_cuda_graph": True,  # so that the plan stays valid
         "use_tensor_cores": group > 1,  # the heads of a group are the rows of one tile
         "paged_kv_indptr_buffer": indptr,
         "paged_kv_indices_buffer": table,
@@ -99,18 +100,18 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *, fits: bool) -> None:
     if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (64, 128, 256):
         raise Unsupported("FlashInfer needs D = Dv of 64, 128 or 256")
     if k.stride() != v.stride():
-        raise Unsupported("FlashInfer needs k and v laid out alike")
+        raise Unsupported("FlashInfer needs k and v with equal strides")
     if not fits:
         raise Unsupported("FlashInfer needs caches with contiguous heads")
 
 
 def _view_pages(x: Tensor, page: int) -> Tensor:
-    """View x as pages [pages,page,1,D] that begin every D elements."""
+    """View x as overlapping pages [pages,page,1,D]: one begins at each token."""
     width, first = x.shape[-1], x.storage_offset()
     there = x.untyped_storage().nbytes() // x.element_size() - first
     pages = there // width - (page - 1)
     if pages < 1:
-        raise Unsupported(f"there are fewer keys than a page of {page} holds")
+        raise Unsupported(f"the cache is shorter than a page of {page} keys")
     return x.as_strided((pages, page, 1, width), (width, width, width, 1), first)
 
 
@@ -122,7 +123,7 @@ def _run(wrapper: Any, q: Tensor, k: Tensor, v: Tensor, page: int) -> Tensor:
 @whole_cache("flashinfer", **_declared)
 def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     b, h, s, d = k.shape
-    step = k.stride(1)  # a window is a slice of each head's cache
+    step = k.stride(1)  # larger than s * d if a window was cut from each head's cache
     _check(q, k, v, fits=(k.stride(0), k.stride(2), step % d) == (h * step, d, 0))
     page = PAGE if s >= PAGE else 1
     pages = -(-s // page)
@@ -136,7 +137,7 @@ def flashinfer_pages(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options:
     _check(q, k, v, fits=k.is_contiguous())
     b, h, s, d = k.shape
     n, block_size = ranges.shape[2], options["block_size"]
-    pages = min(n, -(-s // block_size))  # all that hold a token, since no block is chosen twice
+    pages = min(n, -(-s // block_size))  # no block is chosen twice, so no other holds a token
     rows = q.reshape(b * h, -1, d)
     plan = _keep_plan(rows, pages, block_size, block_size, options["sm_scale"])
     table = plan.table.view(-1, pages)
@@ -144,7 +145,7 @@ def flashinfer_pages(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options:
     if _calls.every_block_is_whole(s, block_size, n):
         torch.add(ranges[..., 0].flatten(0, 1), first, out=table)
     else:
-        # A partial block must be the last of its row.
+        # Only the last page of a row may be partial, so sort the blocks.
         start, end = ranges.flatten(0, 1).unbind(-1)
         start, order = start.where(end > start, s).sort(-1)
         torch.add(start[:, :pages], first, out=table)
