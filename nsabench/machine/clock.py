@@ -1,4 +1,4 @@
-"""The host clock. A worker imports it before foreign code that could patch `time`."""
+"""The host clock. A worker imports this module before foreign code, which could patch `time`."""
 
 from time import perf_counter_ns as _perf_counter_ns
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-COMMON_BYTES = 32 << 20  # if Linux does not say
-# A virtual machine may see less than exists, and flushing a huge cache takes long.
+COMMON_BYTES = 32 << 20  # assumed if Linux reports no size
+# Bounds: a virtual machine may report too small a cache, and flushing a huge one takes long.
 LEAST_BYTES, MOST_BYTES = 16 << 20, 128 << 20
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SHARED_LEVEL = 3

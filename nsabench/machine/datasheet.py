@@ -1,8 +1,8 @@
 """The limits of GPUs by their data sheets. Tensor rates are dense, with the faster accumulator.
 
-Sources are NVIDIA's data sheets of each GPU and its architecture whitepapers. These are GA102 (RTX
-3090, A10), A100, Ada (RTX 4090, L4, L40S), H100 (H100, H200), RTX Blackwell (RTX 5090), Blackwell
-(B200). For the H200 and the B200, the L2 is what the device reports.
+Sources are NVIDIA's data sheets and architecture whitepapers. The whitepapers are GA102 (RTX 3090,
+A10), A100, Ada (RTX 4090, L4, L40S), H100 (H100, H200), RTX Blackwell (RTX 5090) and Blackwell
+(B200). The size of L2 of the H200 and the B200 is what the device reports.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SHEETS = (
 
 
 def find(gpu: str) -> Sheet:
-    """Return the only sheet that fits a device, named as by its driver. Raises `UsageError`."""
+    """Return the sheet of the device that a driver calls `gpu`. Raises `UsageError`."""
     fitting = _find_fitting(gpu)
     if len(fitting) == 1:
         return fitting[0]
     names = [sheet.name for sheet in fitting or SHEETS]
     if fitting:
-        raise UsageError(f"{gpu!r} may be several devices", f"say which: {', '.join(names)}.")
+        raise UsageError(f"{gpu!r} fits several devices", f"name one: {', '.join(names)}.")
     near = difflib.get_close_matches(gpu, names, 1)
     raise UsageError(
         f"no data sheet fits {gpu!r}",
@@ -67,7 +67,7 @@ def find_unique(gpu: str) -> Sheet | None:
 def _find_fitting(gpu: str) -> list[Sheet]:
     words = set(_words(gpu))
     exact = [s for s in SHEETS if set(_words(s.name)) <= words]
-    # "H100" is a part of two names of sheets; "A100-SXM4-80GB" holds all words of one name.
+    # "A100-SXM4-80GB" contains all words of one sheet's name. "H100" is a part of two names.
     return exact or [s for s in SHEETS if words and words <= set(_words(s.name))]
 
 

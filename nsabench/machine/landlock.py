@@ -17,10 +17,10 @@ _RULE_PATH_BENEATH = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = (1 << bit for bit in range(4))
 READ = EXECUTE | READ_FILE | READ_DIR
-_FIRST = (1 << 13) - 1  # what ABI 1 handles
-_MAKE_DEVICES = 1 << 6 | 1 << 11  # by which root reads a disk
+_FIRST = (1 << 13) - 1  # the rights that ABI 1 handles
+_MAKE_DEVICES = 1 << 6 | 1 << 11  # root could read a disk through a new device file
 _REFER, _TRUNCATE, _IOCTL_DEV = (1 << bit for bit in (13, 14, 15))
-_ADDED = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}  # by the ABI that brought each
+_ADDED = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}  # the right that each ABI version added
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEV
 NETWORK_ABI, _TCP = 4, 0b11  # to bind and to connect
 SCOPE_ABI, _ABSTRACT_SOCKETS_AND_SIGNALS = 6, 0b11
@@ -50,11 +50,11 @@ def handled(version: int) -> int:
 
 
 def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> int:
-    """Leave this thread and its children only these rights to files; return the ABI version.
+    """Restrict this thread and its children to these rights, and return the ABI version.
 
-    readable, writable: files, or folders with their content, where no new device can be made.
-    listable: folders whose names can be read, with those below them. ABI 4 also refuses TCP; ABI 6
-    also refuses signals and abstract sockets of other processes. Raises `OSError`.
+    readable, writable: files, and folders with all that is in them; device files cannot be made.
+    listable: folders of which only file names can be read, also in folders below. ABI 4 also
+    refuses TCP, and ABI 6 signals and abstract sockets of other processes. Raises `OSError`.
     """
     version = abi()
     everything = handled(version)

@@ -18,7 +18,7 @@ _ERRNO = 0x00050000
 _ALLOW, _IGNORE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, _ERRNO)
 _DENY, _DENY_ACCESS = (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ERRNO | errno.EACCES)
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
-_X32 = 0x40000000  # the second set of numbers of x86-64 starts here
+_X32 = 0x40000000  # x86-64 numbers the system calls of its ABI x32 from here
 # CUDA and libudev need these.
 _LOCAL = (socket.AF_UNIX, socket.AF_NETLINK)
 
@@ -35,8 +35,9 @@ class _Calls:
     # io_uring_setup(2), whose sockets no filter sees, and the calls of svipc(7), mq_overview(7) and
     # keyrings(7), whose objects outlive a process.
     lasting: tuple[int, ...]
-    # Calls that set limits, priority, scheduling or memory of the process in their first argument;
-    # or in their second, whose type the first gives.
+    # Calls that set limits, priority, scheduling or memory of the process in their first argument.
+    # In the calls of `of_several`, the first argument says whether the second is a process, a
+    # group or a user.
     of_a_process: tuple[int, ...]
     of_several: tuple[int, ...]
     affinity: tuple[int, ...]  # sched_setaffinity(2)
@@ -44,7 +45,7 @@ class _Calls:
     attributes: tuple[int, ...]  # setxattr(2)
     # kill(2), tkill(2), tgkill(2), rt_sigqueueinfo(2), rt_tgsigqueueinfo(2).
     signals: tuple[int, ...]
-    fcntl: tuple[int, ...]  # it can send SIGIO to another process, as ioctl can
+    fcntl: tuple[int, ...]  # can send SIGIO to another process, as ioctl can
     ioctl: tuple[int, ...]
     by_descriptor: tuple[int, ...] = (424,)  # pidfd_send_signal(2), which names no process
 
@@ -116,7 +117,7 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
     and programs that copy files fail otherwise.
 
     signals: also refuse signals (EPERM) except to this process and its group. connects: allow
-    connections of local sockets. Raises `OSError` if there is no such filter.
+    connections of local sockets. Raises `OSError` if such a filter is not possible here.
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
@@ -131,7 +132,7 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
 def _make_filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
     lines: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
-        # Jumps count the instructions that they skip.
+        # The numbers of a jump say how many instructions it skips.
         (_EQUALS, 1, 0, calls.audit),
         _DENY_ACCESS,
         (_LOAD, 0, 0, _NUMBER),
@@ -139,7 +140,7 @@ def _make_filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
         _DENY_ACCESS,
     ]
     lines += _match_calls(calls.lasting, [_DENY_ACCESS])
-    # A datagram socket can reach others without connect(2); socketpair(2) is another call.
+    # Refuse datagram sockets also: they reach other processes without connect(2).
     local = _match_values(0, _LOCAL, _ALLOW, _DENY_ACCESS) if connects else _match_connected()
     lines += _match_calls(calls.socket, local)
     itself = (0, os.getpid())
@@ -152,7 +153,7 @@ def _make_filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
     lines += _match_calls(calls.attributes, [_DENY])
     commands = (*_LEASE, *_OWNERS) if signals else _LEASE
     lines += _match_calls(calls.fcntl, _match_values(1, commands, _DENY, _ALLOW))
-    if signals:  # to this process, and to its group by 0 or by number, if it leads the group
+    if signals:  # allow them to this process, and to its group (0 or -pid) if it leads the group
         pid = os.getpid()
         own = (0, pid, -pid & 0xFFFFFFFF) if os.getpgid(0) == pid else (pid,)
         lines += _match_calls(calls.signals, _match_values(0, own, _ALLOW, _DENY))
@@ -171,7 +172,7 @@ def _match_calls(numbers: tuple[int, ...], block: list[Line]) -> list[Line]:
 def _match_values(
     argument: int, values: tuple[int, ...], matched: Line, otherwise: Line
 ) -> list[Line]:
-    """Return code that ends the filter by whether an argument is one of these values."""
+    """Return code that ends with `matched` if an argument is one of `values`, or `otherwise`."""
     jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [_load_argument(argument), *jumps, otherwise, matched]
 

@@ -11,24 +11,24 @@ from nsabench.machine.environment.model import Driver, Environment, Gpu
 from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
 
-# A part of CUDA's message; the code of the finding; what is wrong; what to do.
+# A pattern for CUDA's message, the code of the problem, what is wrong, and what to do.
 _CUDA_ERRORS = (
     (
         r"error 802|not yet initialized",
         "fabric_manager",
         "the fabric manager of this host's NVSwitches does not run (error 802)",
-        "Start it: `systemctl start nvidia-fabricmanager`; its version must be the driver's.",
+        "Run `systemctl start nvidia-fabricmanager`; it must have the driver's version.",
     ),
     (
         r"error 999|unknown error",
         "nvidia_uvm",
-        "CUDA has an unknown error (999), as where the module nvidia_uvm or its device is missing",
+        "CUDA reports an unknown error (999), as it does without the module nvidia_uvm",
         "Run `nvidia-modprobe -u -c 0` as root; a container needs /dev/nvidia-uvm.",
     ),
     (
         r"no cuda gpus|no cuda-capable|invalid device",
         "no_visible_gpu",
-        "CUDA shows no device",
+        "CUDA finds no device",
         "Name a device that `nvidia-smi -L` lists in CUDA_VISIBLE_DEVICES, or unset it.",
     ),
 )
@@ -44,7 +44,7 @@ def examine_driver(environment: Environment) -> Iterator[MachineProblem]:
     too_old = list(_check_version(environment))
     yield from too_old
     hidden = environment.run.variables.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
-    # In these cases another problem explains why.
+    # In these cases, another problem already explains why CUDA does not work.
     explained = not environment.gpus or too_old or hidden
     if environment.software.cuda_usable is False and not explained:
         yield from _explain_cuda(environment)
@@ -58,8 +58,8 @@ def examine_driver(environment: Environment) -> Iterator[MachineProblem]:
 
 def _explain_cuda(environment: Environment) -> Iterator[MachineProblem]:
     if not environment.software.torch_cuda:
-        return  # this torch knows no GPU
-    why = environment.absent.get("software.cuda_usable", "it gives no reason")
+        return  # this torch was built for CPUs
+    why = environment.absent.get("software.cuda_usable", "torch gives no reason")
     for pattern, code, what, remedy in _CUDA_ERRORS:
         if re.search(pattern, why, re.IGNORECASE):
             yield error(code, f"torch cannot use the GPU: {what}.", remedy)
@@ -75,7 +75,7 @@ def _explain_absent(environment: Environment) -> MachineProblem:
     if environment.run.device == "cuda":
         return error(
             "no_gpu",
-            "A CUDA device was asked for, and there is no NVIDIA GPU here.",
+            "The run asks for a CUDA device, but this machine has no NVIDIA GPU.",
             "Run on a GPU host, or with `--device cpu`.",
         )
     return note(
@@ -88,13 +88,13 @@ def _explain_absent(environment: Environment) -> MachineProblem:
 def _explain_lost(driver: Driver) -> MachineProblem:
     return error(
         "gpu_lost",
-        f"{driver.lost_gpus} of the GPUs fell off the bus: NVML says that it is lost.",
-        "Reboot the host, and look into `dmesg` for Xid 79; if it comes back, replace the device.",
+        f"NVML reports that {driver.lost_gpus} of the GPUs fell off the bus.",
+        "Reboot the host, and look for Xid 79 in `dmesg`. If it happens again, replace the device.",
     )
 
 
 def explain_unusable(driver: Driver, shut_in: bool) -> MachineProblem | None:
-    """Return why hardware or a driver cannot be used; None without any. shut_in: in a container."""
+    """Return why a GPU cannot be used; None if there is none. shut_in: whether in a container."""
     failed = driver.nvml_failure or "NVML shows no device"
     if "mismatch" in failed.lower():
         return error(
@@ -110,7 +110,7 @@ def explain_unusable(driver: Driver, shut_in: bool) -> MachineProblem | None:
         return error(
             "gpu_not_passed",
             "The host has an NVIDIA GPU, but this container does not see it.",
-            "Start it with `docker run --gpus all` (needs the NVIDIA Container Toolkit).",
+            "Run `docker run --gpus all`, which needs the NVIDIA Container Toolkit.",
         )
     if driver.kernel_module is None:
         return error(
@@ -129,7 +129,7 @@ def _check_version(environment: Environment) -> Iterator[MachineProblem]:
     software = environment.software
     installed, cuda = environment.driver.version, software.torch_cuda
     if installed is None or cuda is None or software.cuda_usable:
-        return  # with a forward-compatibility package, CUDA works on an older driver
+        return  # CUDA can work on an older driver, with a forward-compatibility package
     major = numbers(installed)[0] if numbers(installed) else None
     needed = OLDEST_DRIVER.get(numbers(cuda)[0])
     if needed is None or major is None or major >= needed:
@@ -146,7 +146,7 @@ def _check_version(environment: Environment) -> Iterator[MachineProblem]:
 _GIB = 1 << 30
 _LEAST_FREE_BYTES = 4 * _GIB
 _BUSY_PERCENT = 10
-_FOREIGN_MEMORY_BYTES = 2 * _GIB  # the context of our own worker takes some 0.6 GiB
+_FOREIGN_MEMORY_BYTES = 2 * _GIB  # the worker's own CUDA context takes about 0.6 GiB
 _OLDEST_CAPABILITY = (8, 0)
 
 
@@ -178,7 +178,7 @@ def _examine_health(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
         yield error(
             "gpu_memory_faults",
             f"{name} has {faults}: its results cannot be trusted.",
-            "Reset the device or reboot the host; if it comes back, replace the device.",
+            "Reset the device or reboot the host. If the fault comes back, replace the device.",
         )
     parts = (gpu.compute_capability or "").split(".")
     if len(parts) == 2 and (int(parts[0]), int(parts[1])) < _OLDEST_CAPABILITY:
@@ -194,17 +194,17 @@ def _examine_use(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
     if others:
         competing_gib = (gpu.competing_memory_bytes or 0) / _GIB
         noun = "process" if others == 1 else "processes"
-        use = f"{others} other {noun} on it, holding {competing_gib:.1f} GiB."
+        use = f"{others} other {noun} on it, with {competing_gib:.1f} GiB of its memory."
     elif (gpu.utilisation_percent or 0) >= _BUSY_PERCENT:
         # A container hides other processes, but not their load.
-        use = f"it is {gpu.utilisation_percent} % busy before anything was measured."
+        use = f"it is {gpu.utilisation_percent} % busy before the run begins."
     elif used >= _FOREIGN_MEMORY_BYTES:
-        use = f"{used / _GIB:.1f} GiB of its memory are in use already."
+        use = f"{used / _GIB:.1f} GiB of its memory are already in use."
     if use:
         yield warning(
             "gpu_busy",
-            f"{name} is not ours alone: {use}",
-            "Stop what else runs on it (see `nvidia-smi`), or set CUDA_VISIBLE_DEVICES to another.",
+            f"{name} is shared with other work: {use}",
+            "Stop the other work (see `nvidia-smi`), or set CUDA_VISIBLE_DEVICES to another GPU.",
         )
     if gpu.memory_bytes is not None and gpu.memory_bytes - used < _LEAST_FREE_BYTES:
         free_gib = (gpu.memory_bytes - used) / _GIB
@@ -220,7 +220,7 @@ def _examine_clocks(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
     if reasons:
         yield warning(
             "gpu_throttled",
-            f"{name} holds its clocks down now: {', '.join(reasons)}.",
+            f"{name} lowers its clocks at the moment: {', '.join(reasons)}.",
             "Improve its cooling or power supply; see `nvidia-smi -q -d PERFORMANCE`.",
         )
     limit, usual = gpu.power_limit_w, gpu.power_default_w
@@ -228,13 +228,13 @@ def _examine_clocks(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
         yield warning(
             "gpu_power_limited",
             f"{name} is limited to {limit:.0f} W; its default is {usual:.0f} W.",
-            f"Run `nvidia-smi -i {gpu.index} -pl {usual:.0f}` as root; connect a laptop's "
+            f"Run `nvidia-smi -i {gpu.index} -pl {usual:.0f}` as root; on a laptop, connect the "
             "power supply.",
         )
     if gpu.persistence is False:
         yield warning(
             "gpu_persistence_off",
-            f"{name} is not in persistence mode: clocks start from idle in each process.",
+            f"{name} is not in persistence mode: each process starts at idle clocks.",
             f"Run `nvidia-smi -i {gpu.index} -pm 1` as root on the host.",
         )
 
@@ -243,12 +243,12 @@ def _examine_mode(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
     if gpu.compute_mode == "prohibited":
         yield error(
             "gpu_prohibited",
-            f"{name} admits no compute process.",
+            f"{name} refuses compute processes (compute mode `prohibited`).",
             f"Run `nvidia-smi -i {gpu.index} -c DEFAULT` as root.",
         )
     if gpu.mig:
         yield warning(
             "gpu_mig",
-            f"{name} is split by MIG: numbers hold for this slice, and others share its power.",
-            f"Run `nvidia-smi -i {gpu.index} -mig 0` as root for numbers of the whole device.",
+            f"{name} is split by MIG: figures are of one slice, and all slices share its power.",
+            f"Run `nvidia-smi -i {gpu.index} -mig 0` as root for figures of the whole device.",
         )

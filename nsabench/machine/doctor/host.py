@@ -17,7 +17,7 @@ _LEAST_MEMORY_BYTES = 2 * _GIB
 _LITTLE_DISK_BYTES = 2 * _GIB
 _LEAST_DISK_BYTES = _GIB // 4
 _FEWEST_CPUS = 2.0
-# Even under "powersave", these drivers follow the demand, unless told to save energy.
+# Even with the governor `powersave`, these drivers follow the load, unless set to save energy.
 _SELF_SCALING = frozenset({"intel_pstate", "amd-pstate-epp"})
 
 
@@ -31,7 +31,7 @@ def _hides_all(value: str) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable, which of its values matter, and the consequence as the end of a sentence."""
+    """An environment variable, a test whether its value matters, and what it then causes."""
 
     name: str
     matters: Callable[[str], bool]
@@ -49,12 +49,8 @@ SWITCHES = (
         Severity.WARNING,
         "only a part of the multiprocessors is used",
     ),
-    Switch(
-        "PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, Severity.WARNING, "every allocation is timed too"
-    ),
-    Switch(
-        "NVIDIA_TF32_OVERRIDE", bool, Severity.WARNING, "float32 products change their precision"
-    ),
+    Switch("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, Severity.WARNING, "times include allocations"),
+    Switch("NVIDIA_TF32_OVERRIDE", bool, Severity.WARNING, "it changes the precision of float32"),
 )
 
 
@@ -81,21 +77,21 @@ def _examine_resources(environment: Environment) -> Iterator[MachineProblem]:
         yield warning(
             "low_memory",
             f"Only {min(memory) / _GIB:.1f} GiB of memory are free: the kernel may kill workers.",
-            f"Free some, or raise the container's limit to {_LEAST_MEMORY_BYTES // _GIB} GiB.",
+            f"Free memory, or raise the container's limit to {_LEAST_MEMORY_BYTES // _GIB} GiB.",
         )
     cpus = [n for n in (host.affinity_threads, host.cgroup.cpus) if n is not None]
     if cpus and min(cpus) < _FEWEST_CPUS:
         yield warning(
             "few_cpus",
-            f"This process may use {min(cpus):g} CPU, which the worker shares: launches are late.",
-            "Give it two or more (`docker run --cpus`, `taskset`, the job's request).",
+            f"This process and its worker share {min(cpus):g} CPU: kernels are launched late.",
+            "Give it two CPUs or more (`docker run --cpus`, `taskset`, the job's request).",
         )
     load, threads = host.load_1m, host.threads
     if load is not None and threads is not None and load > threads:
         yield warning(
             "busy_host",
-            f"The load is {load:.1f} on {threads} threads: launches and CPU times suffer.",
-            "Wait until other work is done.",
+            f"The load is {load:.1f} on {threads} threads: launches are late, CPU times too long.",
+            "Wait until the other work is done.",
         )
     sandbox = environment.sandbox
     if sandbox is not None and not sandbox.startswith("files"):
@@ -110,7 +106,7 @@ def _examine_resources(environment: Environment) -> Iterator[MachineProblem]:
         make = note if environment.gpus else warning
         yield make(
             "cpu_powersave",
-            "The CPU governor is `powersave`: CPU times are not those of the full clock.",
+            "The CPU governor is `powersave`: CPU times are longer than at the full clock.",
             "Run `cpupower frequency-set -g performance` as root.",
         )
 
@@ -148,9 +144,9 @@ def examine_folder(results: Path) -> Iterator[MachineProblem]:
             make = error if free_bytes < _LEAST_DISK_BYTES else warning
             yield make(
                 "low_disk",
-                f"Only {free_bytes / (1 << 20):.0f} MiB of disk are free where the results go, and "
-                f"{_LEAST_DISK_BYTES / (1 << 20):.0f} MiB are needed.",
-                "Make room. A new run may go elsewhere with `--out`.",
+                f"Only {free_bytes / (1 << 20):.0f} MiB of disk are free for the results. A run "
+                f"needs {_LEAST_DISK_BYTES / (1 << 20):.0f} MiB or more.",
+                "Free some space, or write a new run to another disk with `--out`.",
             )
     if not os.access(existing, os.W_OK | os.X_OK):
         yield error(

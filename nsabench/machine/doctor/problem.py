@@ -10,9 +10,9 @@ from functools import partial
 class Severity(StrEnum):
     """From worst to mildest, in this order."""
 
-    ERROR = "error"  # what was asked for cannot be done, or its numbers would mean nothing
-    WARNING = "warning"  # numbers may be off
-    NOTE = "note"  # good to know when numbers are compared
+    ERROR = "error"  # the run is impossible, or its figures would mean nothing
+    WARNING = "warning"  # figures may be off
+    NOTE = "note"  # good to know when figures are compared
 
 
 @dataclass(frozen=True)

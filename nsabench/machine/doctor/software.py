@@ -62,17 +62,17 @@ def _check_triton(environment: Environment) -> Iterator[MachineProblem]:
 
 
 def _check_pair(environment: Environment, torch: str) -> Iterator[MachineProblem]:
-    """Yield a problem for a triton that torch does not pin: it may import and fail late."""
+    """Yield a problem if torch pins another triton: such a pair may import, and fail later."""
     triton, wanted = environment.software.known_triton, _find_pinned_triton(environment)
     if triton is None or wanted is None or numbers(triton)[:2] == numbers(wanted)[:2]:
         return
     matching = next((p.torch for p in PAIRS if numbers(p.triton)[:2] == numbers(triton)[:2]), None)
     other = f", or a torch that pins {triton} (such as {matching})" if matching else ""
-    # The interpreter, used without a GPU, hardly depends on torch.
+    # Without a GPU only Triton's interpreter is used, which hardly depends on torch.
     make = warning if environment.gpus else note
     yield make(
         "unpaired",
-        f"torch {torch} belongs with triton {wanted}, and triton {triton} is installed.",
+        f"torch {torch} belongs with triton {wanted}, but triton {triton} is installed.",
         f"Run `pip install triton=={wanted}`{other}.",
     )
 
@@ -93,8 +93,8 @@ def _check_architectures(environment: Environment, version: str) -> Iterator[Mac
             sm = f"sm_{capability[0]}{capability[1]}"
             yield error(
                 "architecture_unsupported",
-                f"torch {version} holds no code for {gpu.name or 'this GPU'} ({sm}).",
-                f"Install a torch whose `torch.cuda.get_arch_list()` has {sm}.",
+                f"torch {version} contains no code for {gpu.name or 'this GPU'} ({sm}).",
+                f"Install a torch whose `torch.cuda.get_arch_list()` contains {sm}.",
             )
             return
 
@@ -113,7 +113,7 @@ def _check_numpy(environment: Environment) -> Iterator[MachineProblem]:
     elif numbers(numpy)[:2] >= (2, 4):
         yield warning(
             "numpy_too_new",
-            f"numpy {numpy} breaks dynamic `range` in Triton's interpreter, used without a GPU.",
+            f"numpy {numpy} breaks dynamic `range` in Triton's interpreter, which is used here.",
             "Run `pip install 'numpy<2.4'`.",
         )
 
@@ -124,12 +124,12 @@ def _find_pinned_triton(environment: Environment) -> str | None:
 
 
 def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
-    """Return whether code runs on a device: sm_* on its major version, compute_* (PTX) on later."""
+    """Return whether code runs on a device: sm_* on its major version, PTX also on later ones."""
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
     if match is None:
         return True  # an unknown notation is not a reason to refuse
     own = (int(match[2]), int(match[3]))
-    if match[4] == "a":  # specific to one architecture
+    if match[4] == "a":  # the suffix of code for one architecture only
         return own == capability
     if match[1] == "compute" and not match[4]:
         return own <= capability

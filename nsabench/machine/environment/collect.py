@@ -49,7 +49,7 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
     if not gpus:
         absent["gpus"] = driver.nvml_failure or "NVML shows no device"
     elif device == "cuda" and not any(gpu.used for gpu in gpus):
-        absent["gpus"] = "it is not known which device is measured on"
+        absent["gpus"] = "it is not known which device the run uses"
     return Environment(
         collected=datetime.now(UTC).replace(microsecond=0),
         complete=absent.keys().isdisjoint(needed),
@@ -71,7 +71,7 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
 
 
 def list_distributions() -> dict[str, str]:
-    """Return the version of each distribution; if there are two, of the one that is imported."""
+    """Return the versions of all distributions; of two with the same name, the imported one's."""
     versions: dict[str, str] = {}
     for installed in metadata.distributions():
         fields = installed.metadata  # each access reads the whole file
@@ -97,7 +97,7 @@ _COMPILERS = ("gcc", "clang", "cc")  # those that Triton looks for
 def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
     affinity = os.sched_getaffinity(0)
     memory = psutil.virtual_memory()
-    # On hybrid processors cores differ, so read a core of this process.
+    # Cores of a hybrid processor differ, so read a core that this process may use.
     scaling = root / f"sys/devices/system/cpu/cpu{min(affinity)}/cpufreq"
     governor = _read(scaling / "scaling_governor")
     if governor is None:
@@ -164,7 +164,7 @@ def _read(file: Path) -> str | None:
 
 
 def memory_of(device: str) -> int | None:
-    """Return the bytes of the largest GPU, or those that this host may use; None if unknown."""
+    """Return the memory of the largest GPU, or on a CPU what may be used, in bytes."""
     if device == "cpu":
         host = int(psutil.virtual_memory().total)
         allowed = read_cgroup().memory_bytes

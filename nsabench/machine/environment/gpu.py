@@ -17,7 +17,7 @@ from nsabench.model.description import DescribedDevice
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _NVIDIA_VENDOR = "0x10de"
-_DISPLAY_CLASS = "0x03"  # display controllers, to which compute cards belong
+_DISPLAY_CLASS = "0x03"  # the PCI class of display controllers and of compute cards
 _SM = (pynvml.NVML_CLOCK_SM,)
 
 
@@ -31,7 +31,7 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("compute_capability", "CudaComputeCapability", (), lambda pair: f"{pair[0]}.{pair[1]}"),
     ("memory_bytes", "MemoryInfo", (), lambda memory: memory.total),
     ("memory_used_bytes", "MemoryInfo", (), lambda memory: memory.used),
-    ("power_limit_w", "EnforcedPowerLimit", (), _watts),  # laptops have lower ones than was set
+    ("power_limit_w", "EnforcedPowerLimit", (), _watts),  # a laptop enforces less than was set
     ("power_default_w", "PowerManagementDefaultLimit", (), _watts),
     ("sm_clock_max_mhz", "MaxClockInfo", _SM, int),
     ("utilisation_percent", "UtilizationRates", (), lambda load: load.gpu),

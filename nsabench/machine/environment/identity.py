@@ -1,4 +1,4 @@
-"""Hashes which machine this is, and removes what identifies it or its user."""
+"""Hashes the ids of a machine, and removes from texts what identifies the machine or its user."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nsabench.model.description import Described
 
 
 def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str:
-    """Hash the run id, the host's machine id and the device's UUID; return "" without both.
+    """Hash the run id, the host's machine id and the device's UUID, or return "" without both ids.
 
-    The ids are long and random, so the hash does not reveal them, nor link two runs.
+    They are long and random, so the hash does not reveal them. It is different in each run.
     """
     parts = [part for part in (_machine_id(root), _device_uuid(described)) if part]
     if not parts:
@@ -27,7 +27,7 @@ def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str
 
 
 def _machine_id(root: Path) -> str:
-    for name in ("etc/machine-id", "var/lib/dbus/machine-id"):  # some have only the second
+    for name in ("etc/machine-id", "var/lib/dbus/machine-id"):  # some hosts have only the second
         with suppress(OSError, UnicodeDecodeError):
             if number := (root / name).read_text().strip():
                 return number

@@ -15,7 +15,7 @@ from nsabench.model.description import DescribedSoftware
 from nsabench.model.plan import Moment
 
 SCHEMA_VERSION = 1
-# The reason for what only torch knows, if no worker was started.
+# Why facts that only torch knows are absent, if no worker was started.
 NO_WORKER = "no worker was asked"
 
 
@@ -24,7 +24,7 @@ class EnvironmentPart(BaseModel):
 
 
 class Gpu(EnvironmentPart):
-    """An NVIDIA device as NVML sees it before the first case. used: measured on."""
+    """An NVIDIA device as NVML sees it before the first case. used: whether the run uses it."""
 
     index: int
     used: bool = False
@@ -46,7 +46,7 @@ class Gpu(EnvironmentPart):
     competing_memory_bytes: int | None = None
     ecc: bool | None = None
     ecc_uncorrected: int | None = None  # since the driver was loaded
-    remap_pending: bool | None = None  # a row waits for a reset to be remapped
+    remap_pending: bool | None = None  # a failing memory row will be remapped at the next reset
     remap_failed: bool | None = None
     persistence: bool | None = None
     mig: bool | None = None
@@ -59,11 +59,11 @@ class Gpu(EnvironmentPart):
 
 class Driver(EnvironmentPart):
     version: str | None = None  # "580.159.03"
-    cuda: str | None = None  # the newest CUDA it speaks, "13.0"
-    kernel_module: str | None = None  # loaded in the kernel, also where NVML is out of reach
+    cuda: str | None = None  # the newest CUDA that it supports, "13.0"
+    kernel_module: str | None = None  # its version, known even if NVML cannot be used
     nvml_failure: str | None = None
     pci_devices: int = 0  # NVIDIA display or compute devices on the PCI bus
-    lost_gpus: int = 0  # that fell off the bus
+    lost_gpus: int = 0  # devices that fell off the bus
 
 
 class Cgroup(EnvironmentPart):
@@ -89,7 +89,7 @@ class Host(EnvironmentPart):
     # What Triton needs to build and load launchers.
     compiler: bool | None = None
     python_headers: bool | None = None
-    loads_temporary: bool | None = None  # whether code in the temporary folder can be run
+    loads_temporary: bool | None = None  # whether code in the temporary folder can be loaded
     cgroup: Cgroup = Cgroup()
 
 
@@ -125,7 +125,7 @@ class Container(EnvironmentPart):
 
 
 class Run(EnvironmentPart):
-    """Facts about a run that its plan does not hold."""
+    """Facts about a run that its plan does not contain."""
 
     device: str | None = None
     command: list[str] = []
@@ -144,9 +144,9 @@ class Environment(EnvironmentPart):
     host: Host = Host()
     software: Software
     container: Container = Container()
-    sandbox: str | None = None  # what workers are kept from; None: no worker was asked
+    sandbox: str | None = None  # what workers cannot access; None: no worker was asked
     run: Run = Run()
-    absent: dict[str, str] = {}  # "software.torch" -> why it could not be told
+    absent: dict[str, str] = {}  # a field, such as "software.torch" -> why it could not be read
 
     @classmethod
     def read(cls, path: Path) -> Environment:

@@ -1,4 +1,4 @@
-"""Reads the sensors of NVIDIA devices, once or for a while. A missing value is None."""
+"""Reads the sensors of NVIDIA devices, once or regularly. A value that cannot be read is None."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CLOCK_EVENT_REASONS = {
 POWER_CAP = "sw_power_cap"
 _HARMLESS = {"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"}
 INTERVAL_S = 0.02  # between two readings
-THROTTLING = frozenset(CLOCK_EVENT_REASONS.values()) - _HARMLESS  # what slows the device down
-# Errors of a device that fell off the bus; newer drivers say "Unknown Error".
+THROTTLING = frozenset(CLOCK_EVENT_REASONS.values()) - _HARMLESS  # these lower the clocks
+# Errors of a device that fell off the bus; newer drivers report "Unknown Error".
 _LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN)
 
 
@@ -94,7 +94,7 @@ class Device:
 
     @classmethod
     def count_lost(cls) -> int:
-        """Return the number of devices that fell off the bus: NVML counts but cannot read them."""
+        """Return how many devices fell off the bus: NVML counts them, but cannot read them."""
         lost = 0
         for index in range(_count_devices()):
             try:
@@ -107,7 +107,7 @@ class Device:
     def visible(cls) -> Device | None:
         """Return the first device that CUDA_VISIBLE_DEVICES selects; None if unknown.
 
-        It is unknown for a MIG slice, and if CUDA may sort devices by speed.
+        A MIG slice is unknown. So is the first device if CUDA may sort them by speed.
         """
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         if failure() is not None:
@@ -147,15 +147,15 @@ class Device:
 class ConditionMonitor:
     """Reads the sensors of a device in a thread while a case is measured.
 
-    The supervisor and the worker both do it: a worker could forge its readings.
+    The supervisor has a monitor and so has the worker, since a worker could forge its readings.
     """
 
     def __init__(self, device: Device | None) -> None:
         self._device = device
         self._at: list[float] = []
         self._readings: list[Reading] = []
-        self._begun = 0  # the first reading that counts
-        self._ended: int | None = None  # the first one after them
+        self._begun = 0  # index of the first reading that counts
+        self._ended: int | None = None  # index after the last reading that counts
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -179,13 +179,13 @@ class ConditionMonitor:
                 return
 
     def annotate(self, samples: Samples, start_s: float) -> None:
-        for end_s in samples.at_s:  # the clock that was read last before it
+        for end_s in samples.at_s:  # use the last reading before the end of a sample
             i = bisect_right(self._at, start_s + end_s) - 1
             clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
             samples.sm_clock_mhz.append(clock or 0)
 
     def at_phase(self, phase: str) -> None:
-        # Clocks differ while kernels compile: before the first timed phase, and in probes.
+        # Readings before the first timed phase and in probes do not count: kernels may compile.
         if phase in TIMED_PHASES and not self._begun:
             self._begun = len(self._readings)
         if phase != PROBES:
@@ -194,7 +194,7 @@ class ConditionMonitor:
             self._ended = len(self._readings)
 
     def summary(self, own: Collection[int] = ()) -> Conditions:
-        """own: processes that do not compete with the worker."""
+        """Summarise the readings that count. own: processes that do not compete with the worker."""
         readings = self._readings[self._begun : self._ended] or self._readings[-1:]
         if not readings or self._device is None:
             return Conditions()

@@ -59,14 +59,14 @@ def read_commit(folder: Path) -> str:
     Raises `OSError` without a checkout or git; its text contains no path.
     """
     commit = _run_git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
-    # A .venv inside another project's checkout is not from that commit.
+    # A package in a .venv is not from the commit of the project that contains the .venv.
     if not _run_git(folder, "ls-files", "--", "."):
         raise OSError("its folder is not part of a git checkout")
     return commit
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
-    # git hooks set these, which name another repository.
+    # In a hook, git sets these variables, which may name another repository.
     elsewhere = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
     variables = {name: value for name, value in os.environ.items() if name not in elsewhere}
     try:
@@ -78,7 +78,7 @@ def _run_git(folder: Path, *arguments: str) -> str:
             errors="surrogateescape",
             timeout=_GIT_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
-            # Optional locks would disturb other users.
+            # Take no optional locks, which would disturb other users of the checkout.
             env={**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
         )
     except FileNotFoundError:

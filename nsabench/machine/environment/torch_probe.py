@@ -1,4 +1,4 @@
-"""Reads what only a process with torch can tell. It never fails."""
+"""Reads facts that only a process with torch knows. It never fails."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def describe_cuda_device(torch: Any, device: str) -> dict[str, Any]:
     """Return what torch says about a device. Raises `RuntimeError` if CUDA cannot be used."""
     try:
         if not torch.cuda.is_available():
-            torch.cuda.init()  # raises with the reason that is_available() keeps to itself
+            torch.cuda.init()  # raises with the reason, which is_available() does not give
         index = int(device.partition(":")[2] or torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(index)
     except torch.cuda.DeferredCudaCallError as error:
         raise RuntimeError(str(error)) from error
-    # A MIG slice has its parent's bus id and sensors.
+    # For a MIG slice this is the whole device, which has the same bus id.
     watched = nvml.Device.by_torch(properties)
     return {
         "name": properties.name,
@@ -81,13 +81,12 @@ def describe_cuda_device(torch: Any, device: str) -> dict[str, Any]:
 
 
 def _read_architectures(torch: Any) -> list[str]:
-    # get_arch_list() is empty without CUDA; the flags are in the binary.
+    # get_arch_list() is empty if CUDA cannot be used; these flags are part of the binary.
     read_flags = getattr(torch._C, "_cuda_getArchFlags", None)  # None: a torch for CPUs
     return str(read_flags() or "").split() if read_flags is not None else []
 
 
 def _read_driver_version(torch: Any) -> str:
-    """Unpack 1000 * major + 10 * minor."""
     packed = torch._C._cuda_getDriverVersion()
     return f"{packed // 1000}.{packed % 1000 // 10}"
 
