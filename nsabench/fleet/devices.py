@@ -18,7 +18,7 @@ from nsabench.signing import secrecy
 
 @dataclass(frozen=True)
 class Place:
-    """The name of a place to measure at, and the environment variables that select it."""
+    """A GPU or a version of Triton to measure with: its name, and variables that select it."""
 
     name: str
     variables: Mapping[str, str]
@@ -31,7 +31,7 @@ def places(asked: str) -> list[Place]:
     there = [index for device in devices if (index := device.index()) is not None]
     if not there:
         raise EnvironmentRefused(
-            f"--gpus {asked} needs GPUs, and this machine shows none: {failure or 'NVML has 0'}",
+            f"--gpus {asked} needs GPUs, and this machine has none: {failure or 'NVML lists none'}",
             "run `nsabench doctor`, or measure without --gpus.",
         )
     try:
@@ -42,11 +42,11 @@ def places(asked: str) -> list[Place]:
         ) from None
     lacking = [index for index in chosen if index not in there]
     if lacking or len(set(chosen)) != len(chosen):
-        what = f"GPU {lacking[0]} is not there" if lacking else "a GPU is named twice"
+        what = f"GPU {lacking[0]} does not exist" if lacking else "a GPU is named twice"
         raise UsageError(
-            f"--gpus {asked}: {what}", f"name each once of {', '.join(map(str, there))}."
+            f"--gpus {asked}: {what}", f"name GPUs of {', '.join(map(str, there))}, each once."
         )
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as NVML counts
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA then numbers devices as NVML does
     return [Place(f"gpu {i}", {**order, "CUDA_VISIBLE_DEVICES": str(i)}) for i in chosen]
 
 
@@ -73,8 +73,8 @@ def measure(
         if code not in COMPLETE:
             raise EnvironmentRefused(
                 f"the shard on {place.name} ended with exit code {code}",
-                f"see above why, then give the same command again, with --out "
-                f"{folder.with_name(folder.name.removesuffix('.shards'))}: it continues.",
+                f"correct what it reports above, then continue: give the same command with --out "
+                f"{folder.with_name(folder.name.removesuffix('.shards'))}.",
             )
     return folders
 
@@ -82,7 +82,7 @@ def measure(
 def run_at(
     places: Sequence[Place], arguments: Sequence[Sequence[str]], show: Callable[[str, str], None]
 ) -> list[int]:
-    """Run `nsabench all` at all places at once; return the exit codes. An interrupt reaches all."""
+    """Run `nsabench all` at all places at once, and return the exit codes. Pass on an interrupt."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-P", "-m", "nsabench", "all", *words],
@@ -91,7 +91,7 @@ def run_at(
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **secrecy.variables(), **place.variables},
-            start_new_session=True,  # an interrupt of the terminal reaches it once, from here
+            start_new_session=True,  # otherwise the terminal would interrupt it a second time
         )
         for place, words in zip(places, arguments, strict=True)
     ]
@@ -105,7 +105,7 @@ def run_at(
         return [process.wait() for process in processes]
     except BaseException:
         for process in processes:
-            process.send_signal(signal.SIGINT)  # nothing, if it has ended
+            process.send_signal(signal.SIGINT)  # without effect if the process has ended
         for process in processes:
             process.wait()
         raise

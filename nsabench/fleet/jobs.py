@@ -1,7 +1,7 @@
-"""Render jobs that measure the shards of a plan elsewhere, and merge them.
+"""Render jobs that measure the shards of a plan on other hosts, and merge the shards.
 
-The rendered files belong to the user. A job runs `nsabench all … --shard i/n --resume DIR`, so it
-can be started again.
+Users may edit the rendered files. A job runs `nsabench all … --shard i/n --resume DIR`, so it can
+be started again.
 """
 
 import re
@@ -19,10 +19,10 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.files import refuse_filled, whole, writing
 from nsabench.output.result import COMPLETE
 
-_NAME = r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?"  # a name of a Job, with room for an ending
-# Exit codes, except 0, that the same command would end with again.
+_NAME = r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?"  # of a Job; Kubernetes adds an ending to it
+# Exit codes, except 0, after which a retry would end in the same way.
 _FINAL = sorted({*COMPLETE, UsageError.exit_code, VerificationFailed.exit_code} - {0})
-INPUT = "/input"  # where pods, and containers of Modal, have the user's files
+INPUT = "/input"  # the folder of the user's files in pods and in containers of Modal
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ShardedRun:
         return ["merge", *folders, "--out", "whole", *self.ops_words]
 
     def move_files(self, words: Sequence[str]) -> list[str]:
-        """Return the words with the paths of files in `INPUT`."""
+        """Replace the paths of files in `words` by their paths in `INPUT`."""
         places = {str(file): f"{INPUT}/{file.name}" for file in self.files}
         if len(set(places.values())) < len(places):
             raise UsageError("two of the files have the same name", "rename one of them.")
@@ -107,9 +107,9 @@ def kubernetes(out: Path, work: ShardedRun, pods: Pods, *, name: str = "") -> No
     if name and not re.fullmatch(_NAME, name):
         raise UsageError(
             f"--name {name!r} cannot be the name of a Job",
-            "give small letters, digits and dashes, at most 50.",
+            "use at most 50 lower-case letters, digits and dashes.",
         )
-    # A unique name, since a Job cannot be changed once it exists.
+    # The name is unique, since a Job that exists cannot be changed.
     values["name"] = name or f"{_name_jobs(out)}-{token_hex(3)}"
     _render(out, work, values, "shards.yaml", "merge.yaml")
 
@@ -117,7 +117,7 @@ def kubernetes(out: Path, work: ShardedRun, pods: Pods, *, name: str = "") -> No
 def modal(out: Path, work: ShardedRun, *, gpu: str, combo: str, checkout: Path, index: str) -> None:
     """Render an app that measures each shard on a GPU of Modal, and merges.
 
-    checkout: has the lock of `combo`. index: a package index besides PyPI, or empty.
+    checkout: the folder that contains the lock of `combo`. index: a package index besides PyPI.
     """
     values = {
         "words": work.move_files(work.words),
@@ -133,7 +133,7 @@ def modal(out: Path, work: ShardedRun, *, gpu: str, combo: str, checkout: Path, 
 
 
 def _name_jobs(out: Path) -> str:
-    """Return a name that Kubernetes and Modal accept, with room for an ending."""
+    """Return a name that Kubernetes and Modal accept. Both may add an ending."""
     return f"nsabench-{re.sub('[^a-z0-9]+', '-', out.name.lower()).strip('-')}"[:45].strip("-")
 
 

@@ -1,7 +1,7 @@
 """Merge shards into one run: verify, compare, join, derive and sign.
 
-The merged run keeps log, plan, environment and manifest of each shard unchanged, so the signature
-of each measuring host still counts.
+The merged run keeps log, plan, environment and manifest of each shard unchanged, so the signatures
+of the hosts that measured stay valid.
 """
 
 import re
@@ -51,8 +51,8 @@ def merge(
 ) -> tuple[Finished, str]:
     """Merge shards into a new run `out`, which appears complete or not at all.
 
-    Returns the run, and a sentence about its signature. Raises `UsageError` unless the shards are
-    one whole plan, measured alike.
+    Returns the run, and a sentence about its signature. Raises `UsageError` unless these are all
+    shards of one plan, and were measured with the same GPU model and versions.
     """
     refuse_filled(out)
     signed = signed_around(out)
@@ -89,11 +89,11 @@ def _admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
     plan, logged = report.plan, report.logged
     assert plan is not None and logged is not None
     if plan.shards:
-        raise UsageError(f"{folder} is a merged run", "give its shards.")
+        raise UsageError(f"{folder} is a merged run", "give the shards that it was merged from.")
     named = re.fullmatch(r"(\d+)/(\d+)", plan.shard)
     if named is None or not plan.whole:
         raise UsageError(
-            f"{folder} is not a shard: it has shard {plan.shard} of a plan that it does not name",
+            f"{folder} is not a shard of a known plan (shard: {plan.shard or 'none'})",
             "give runs that `nsabench all --shard i/n` of this version has made.",
         )
     return Shard(
@@ -143,12 +143,12 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
             )
         if given[shard.index] > 1:
             both = " and ".join(str(s.folder) for s in shards if s.index == shard.index)
-            raise UsageError(f"shard {shard.plan.shard} is there twice: {both}", "give it once.")
+            raise UsageError(f"shard {shard.plan.shard} is there twice: {both}", "give one only.")
     missing = [f"{index}/{count}" for index in range(1, count + 1) if index not in given]
     if missing:
         raise UsageError(
-            f"of {count} shards {len(missing)} are missing: {', '.join(missing[:5])}",
-            "give them also, or measure them with `nsabench all --shard i/n`.",
+            f"{len(missing)} of {count} shards are missing: {', '.join(missing[:5])}",
+            "name their folders also, or measure them with `nsabench all --shard i/n`.",
         )
 
 
@@ -178,8 +178,8 @@ def _copy_files(run: RunFolder, shard: Shard) -> None:
         shutil.copyfile(shard.folder / name, place / name, follow_symlinks=False)
         if files.sha256(place, name) != shard.digests[name]:
             raise VerificationFailed(
-                f"{shard.folder / name} was changed while it was merged",
-                "merge shards that nothing writes to.",
+                f"{shard.folder / name} changed while it was merged",
+                "stop the process that writes to it, and merge again.",
             )
     own = {planned.id for planned in shard.plan.cases}
     for name in shard.digests:

@@ -81,9 +81,9 @@ def _follow_build(lines: Iterator[dict[str, Any]], image: str, say: Callable[[st
     for line in lines:
         if "error" in line:
             reason = " ".join([*last[-3:], str(line["error"]).strip()])
-            remedy = "look at the lines above it with --verbose."
+            remedy = "run it again with --verbose, and read the lines before the error."
             if "no space left" in reason:
-                remedy = "make room, for example `docker image prune`."
+                remedy = "make room on the disk, for example with `docker image prune`."
             raise NsabenchError(f"building {image} failed: {reason[-600:]}", remedy)
         text = str(line.get("stream") or line.get("status") or "").strip()
         if text:

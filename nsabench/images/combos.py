@@ -55,7 +55,8 @@ class Checkout:
         try:
             return Combos.model_validate(yaml.safe_load(path.read_bytes()))
         except (yaml.YAMLError, ValidationError) as error:
-            raise UsageError(f"{path}: {' '.join(str(error).split())}", "mend the file.") from None
+            what = " ".join(str(error).split())
+            raise UsageError(f"{path}: {what}", "correct the file.") from None
 
     def revision(self) -> str:
         """Return the commit, with `-dirty` if files have changed; `unknown` without git."""
@@ -70,7 +71,7 @@ def checkout() -> Checkout:
     root = Path(nsabench.__file__).resolve().parents[1]
     if not (root / "docker" / "combos.yaml").is_file():
         raise UsageError(
-            "images are built from a checkout of nsabench, and this one is installed",
+            "images are built from a checkout of nsabench, but this nsabench is an installed one",
             "clone the repository, and run `./just image COMBO` in it.",
         )
     return Checkout(root)

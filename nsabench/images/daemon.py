@@ -49,7 +49,7 @@ def _list_addresses() -> list[str]:
 
 @contextmanager
 def explained(image: str) -> Iterator[None]:
-    """Raise the daemon's errors as sentences with a remedy."""
+    """Turn errors of the daemon into a `NsabenchError` with a remedy."""
     from docker.errors import APIError, ImageNotFound
     from requests.exceptions import RequestException
 
@@ -64,7 +64,7 @@ def explained(image: str) -> Iterator[None]:
         raise _explain(image, " ".join(str(error.explanation or error).split())) from None
     except RequestException as error:
         raise EnvironmentRefused(
-            f"the container daemon went away: {type(error).__name__}", "look at its log."
+            f"the container daemon stopped answering: {type(error).__name__}", "read its log."
         ) from None
 
 
@@ -82,6 +82,6 @@ def _explain(image: str, message: str) -> NsabenchError:
     if "no space left" in low:
         return EnvironmentRefused(
             f"the daemon's disk is full: {message[:200]}",
-            "make room, for example `docker image prune`.",
+            "make room on the disk, for example with `docker image prune`.",
         )
-    return NsabenchError(f"{image}: the daemon refused: {message[:400]}", "look at its log.")
+    return NsabenchError(f"{image}: the daemon refused: {message[:400]}", "read the daemon's log.")

@@ -16,7 +16,7 @@ from nsabench.machine.environment.provenance import COMBO_VARIABLE, DIGEST_VARIA
 RESULTS = "/results"
 INPUT = "/input"
 STOP_GRACE_S = 20
-# podman as root sets a million for each limit that is not named, which some hosts refuse.
+# podman as root sets all other limits to a million. Without these, some hosts refuse that.
 ULIMITS = {"core": 0, "nofile": 16384, "nproc": 16384}
 
 
@@ -99,7 +99,7 @@ def _check_gpus(container: Any, launch: Launch) -> None:
     received = container.attrs["HostConfig"]
     if launch.gpus != "none" and not (received.get("DeviceRequests") or received.get("Devices")):
         raise EnvironmentRefused(
-            "the daemon takes no requests for GPUs (podman's socket does not)",
+            "the daemon ignored the request for GPUs, as podman's socket does",
             "use Docker, or `podman run --device nvidia.com/gpu=all` as docker/README.md shows.",
         )
 

@@ -28,13 +28,13 @@ def requirements(checkout: Checkout, combo: Combo) -> list[str]:
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["report"]]
-    # A shard copies its run into a bucket.
+    # A shard in a container can copy its run into a bucket.
     wanted += [r for r in extras["archive"] if Requirement(r).name == "obstore"]
     wanted += kernels["dependencies"]
     pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]
     if combo.cuda is not None:
         wanted += kernels["optional-dependencies"]["cuda"]
-        # It loads torch's libraries, so its major version is torch's.
+        # This package loads torch's CUDA libraries, so the major versions must be equal.
         pins.append(f"cuda-bindings=={combo.cuda.split('.')[0]}.*")
     pins += combo.packages
     pinned = {Requirement(pin).name for pin in pins}
@@ -67,7 +67,7 @@ def write(checkout: Checkout, name: str, exclude_newer: str, links: str = "") ->
     with tempfile.NamedTemporaryFile("w", suffix=".in") as listed, replacing(target) as temporary:
         listed.write("\n".join(wanted) + "\n")
         listed.flush()
-        temporary.unlink()  # uv keeps the versions that it finds there
+        temporary.unlink()  # uv would keep the versions of an existing file
         programs.run(
             [*command, "--output-file", temporary, listed.name], f"resolving {name}", LOCK_LIMIT_S
         )

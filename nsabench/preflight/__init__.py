@@ -1,1 +1,1 @@
-"""Compile every kernel for other architectures and Tritons, without a GPU, in workers."""
+"""Compile kernels for other architectures and versions of Triton, without a GPU, in workers."""

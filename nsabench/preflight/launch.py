@@ -13,7 +13,7 @@ from nsabench.model.vocabulary import BENIGN, Status
 
 
 class CompiledLaunch(Message):
-    """A launch compiled for one architecture and Triton; numbers are None without a cubin."""
+    """A launch, compiled by one Triton for one architecture. Without a cubin, figures are None."""
 
     key: str = Field("", description="equal for launches that compile to the same code")
     op: str
@@ -24,20 +24,20 @@ class CompiledLaunch(Message):
     options: str = ""
     compiler: str = Field(
         "",
-        description="of a kernel that Triton does not compile; such are compiled once, not per "
-        "Triton",
+        description="of a kernel that Triton does not compile, and that is compiled once for each "
+        "architecture",
     )
-    example: str = Field("", description="the first of those cases")
+    example: str = Field("", description="the first case that launches it")
     cases: int = Field(1, description="1; cases of the matrices that launch it")
     status: Status = Status.OK
     reason: str = ""
-    registers: int | None = Field(None, description="1; registers a thread")
+    registers: int | None = Field(None, description="1; registers of a thread")
     spill_bytes: int | None = Field(
-        None, description="byte; stack a thread, where spilled registers live"
+        None, description="byte; stack of a thread, which holds spilled registers"
     )
-    shared_bytes: int | None = Field(None, description="byte; shared memory a block")
-    warps: int | None = Field(None, description="1; warps a block")
-    cubin_bytes: int | None = Field(None, description="byte; what the compiler made")
+    shared_bytes: int | None = Field(None, description="byte; shared memory of a block")
+    warps: int | None = Field(None, description="1; warps of a block")
+    cubin_bytes: int | None = Field(None, description="byte; size of the compiled code")
     compile_s: float | None = Field(
         None, description="s; wall time of compilation, short for a kernel in Triton's cache"
     )
@@ -45,7 +45,7 @@ class CompiledLaunch(Message):
     torch: str
     architecture: str
     shared_limit_bytes: int | None = Field(
-        None, description="byte; shared memory the architecture gives a block"
+        None, description="byte; the most shared memory that the architecture gives a block"
     )
     schema_version: int = 1
 
@@ -55,7 +55,7 @@ class CompiledLaunch(Message):
 
 
 class RecordLaunches(Message):
-    """Asks for the launches of the candidates; `ahead` includes kernels without Triton."""
+    """Asks for the launches of the candidates. ahead: include kernels of other compilers."""
 
     kind: Literal["record"] = "record"
     cases: list[Case]

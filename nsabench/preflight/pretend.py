@@ -1,4 +1,4 @@
-"""Pretends a GPU, so that implementations choose the configuration of an architecture.
+"""Pretends that there is a GPU, so that implementations choose their configuration for it.
 
 Tensors are on `meta` (no memory) or on the CPU, and claim to be on CUDA.
 """
@@ -20,7 +20,7 @@ from triton.runtime import driver
 from nsabench.preflight.targets import KIB, REGISTERS, Architecture
 
 GPU = torch.device("cuda", 0)
-CLOCK_KHZ = 1_500_000  # kernels model their time by it; any constant will do
+CLOCK_KHZ = 1_500_000  # kernels may estimate their time with it; any constant will do
 
 
 class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
@@ -45,7 +45,7 @@ class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        # Each access makes a new getter: they are equal, not identical.
+        # Each access makes a new getter, so compare with `==` and not with `is`.
         for getter, answer in self._answers:
             if func == getter:
                 return answer
@@ -63,7 +63,7 @@ class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
 
 @contextmanager
 def cuda(architecture: Architecture) -> Iterator[None]:
-    """Let torch.cuda describe a GPU of the architecture, on which nothing can run."""
+    """Let torch.cuda describe a GPU of the architecture. Kernels cannot run on it."""
     gpu = SimpleNamespace(
         name=architecture.gpu,
         major=architecture.capability // 10,

@@ -1,7 +1,7 @@
 """Call candidates on a pretended GPU, and record the kernels that they launch.
 
-While a call is recorded, `JITFunction.run` is replaced. Later the original runs with `warmup`,
-which compiles as a launch does, in every Triton from 3.0.
+While a call is recorded, `JITFunction.run` is replaced. Later the original is called with `warmup`,
+which compiles as a launch does in every Triton from 3.0.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from nsabench.preflight.targets import Architecture
 from nsabench.registry import Implementation, KernelVariant
 from nsabench.worker.guard import guarded
 
-ALIGNMENT = 16  # bytes or units: what Triton specialises pointers and integers on
-SMALL_BYTES = 256 << 20  # the largest inputs that are made with values
+ALIGNMENT = 16  # Triton specialises on addresses and integers that are multiples of this
+SMALL_BYTES = 256 << 20  # the largest inputs that are drawn with values
 THREADS_PER_WARP = 32
 
 
@@ -45,7 +45,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class Launchable:
-    """A launch that can be compiled. The fields of `describe` mean what they do in its row.
+    """A launch that can be compiled. `CompiledLaunch` explains the fields that are not here.
 
     origin: distinguishes kernels of the same name. compile: raises what the compiler raises.
     arguments: by name, with `Pointer`s for tensors.
@@ -94,7 +94,7 @@ def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, An
     named = {name: value for name, value in given.items() if name in function.arg_names}
     constant = {p.name for p in function.params if p.is_constexpr}
     plain = {p.name for p in function.params if p.do_not_specialize}
-    # Some Tritons lack this attribute.
+    # Some versions of Triton lack this attribute.
     at_any_address = plain | {
         p.name for p in function.params if getattr(p, "do_not_specialize_on_alignment", False)
     }
@@ -133,7 +133,7 @@ def _is_descriptor(value: Any) -> bool:
 
 
 def _specialisation(value: Any, specialised: bool = True, by_alignment: bool = True) -> str:
-    """Return what a launch specialises on: the type, and whether a value is 1 or aligned."""
+    """Return what Triton specialises on: the type, and whether a value is 1 or aligned."""
     if isinstance(value, Pointer):
         aligned = value.data_ptr() % ALIGNMENT == 0 or not by_alignment
         return f"*{str(value.dtype).removeprefix('torch.')}{'' if aligned else '?'}"
@@ -193,7 +193,7 @@ def recording(note: Callable[[Launchable], None]) -> Iterator[None]:
 
 
 def list_variants(item: Implementation, architecture: Architecture) -> list[Launchable]:
-    """Return what an implementation compiles for the architecture itself. Raises `Failure`."""
+    """Return the kernels that an implementation compiles without Triton. Raises `Failure`."""
     compile_ahead = item.compile_ahead
     assert compile_ahead is not None
     return [
@@ -220,7 +220,8 @@ def _compile_variant(variant: KernelVariant) -> CompiledKernel:
 def list_launches(item: Implementation, case: Case, architecture: Architecture) -> list[Launchable]:
     """Return the launches of a call on the case. Raises `Failure` if the call fails.
 
-    Tensors are on `meta` first; if the code reads values, small tensors on the CPU follow.
+    Tensors are on `meta` at first. If the call fails, since it reads values, it gets tensors on the
+    CPU, unless these would be large.
     """
     try:
         return _record_calls(item, case, architecture, "meta")
@@ -229,7 +230,7 @@ def list_launches(item: Implementation, case: Case, architecture: Architecture) 
             raise
         if ops.work(case).bytes_min > SMALL_BYTES:
             raise Failure(
-                Status.SKIPPED, f"it needs values, and the case is too large to make them: {first}"
+                Status.SKIPPED, f"it reads values, and the inputs are too large to draw: {first}"
             ) from first
         return _record_calls(item, case, architecture, "cpu")
 
@@ -272,7 +273,7 @@ def _call_item(item: Implementation, case: Case, inputs: Inputs) -> None:
     out = item.call(*tensors.values(), **inputs.options)
     if not isinstance(out, torch.Tensor) or not out.requires_grad:
         raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
-    # torch.autograd.grad would leave the pretending mode before the backward runs.
+    # torch.autograd.grad would leave the mode `TensorsOnCuda` before the backward runs.
     torch.autograd.Variable._execution_engine.run_backward(
         (out,),
         (torch.empty_like(out),),

@@ -1,4 +1,4 @@
-"""Renders results as a grid, failures and resources, and writes them as a table."""
+"""Renders results as a grid and as lists of resources and failures, and writes a table."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _list_problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
         lines.append(Text(f"{'' if benign else 'FAILED '}{text}{more}", "dim" if benign else "red"))
     if len(lines) > SHOWN_FAILURES:
         left = len(lines) - SHOWN_FAILURES
-        lines = [*lines[:SHOWN_FAILURES], Text(f"... and {left} more; the Parquet file has all")]
+        lines = [*lines[:SHOWN_FAILURES], Text(f"... and {left} more, in the Parquet file")]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Run a preflight: a pool of workers, each for one architecture and Triton."""
+"""Run a preflight: a pool of workers, each for one architecture and one version of Triton."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(
     ops_file: Path | None = None,
     jobs: int | None = None,
 ) -> list[CompiledLaunch]:
-    """Compile everything that the cache does not hold, and return a row for each launch.
+    """Compile what is not in the cache, and return a row for each launch.
 
     done: receives each row, in several threads. versions: empty for the installed Triton.
 
@@ -54,7 +54,7 @@ def run(
     with writing(cache, f"try again, or name another folder in {targets.CACHE_VARIABLE}"):
         cache.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=cache).close()
-    # An option and not a variable, since worker templates depend on the environment.
+    # The cache is an option and not a variable, since each environment needs a worker template.
     given = {"--cache": cache, "--kernels": kernels, "--ops": ops_file}
     options = [word for name, file in given.items() if file for word in (name, str(file))]
     compilers = [Compiler(task, options, done) for task in tasks if task.is_supported]
@@ -74,15 +74,15 @@ def run(
 class Task:
     architecture: Architecture
     triton: str
-    folder: Path | None  # None: the installed Triton
-    ahead: bool  # also compile kernels of other compilers, once an architecture
+    folder: Path | None  # of this Triton; None: the installed one
+    ahead: bool  # also compile kernels of other compilers, once for each architecture
 
     @property
     def is_supported(self) -> bool:
         return targets.is_supported(self.triton, self.architecture.name)
 
     def refuse(self) -> CompiledLaunch:
-        reason = f"Triton {self.triton} does not know {self.architecture.name}"
+        reason = f"Triton {self.triton} does not support {self.architecture.name}"
         return self.make_row("", "(all)", Status.UNSUPPORTED, reason)
 
     def make_row(self, op: str, implementation: str, status: Status, reason: str) -> CompiledLaunch:
@@ -129,7 +129,7 @@ class Compiler:
         self._options = options
         self._done = done
         self._worker = WarmProcess(self._make_program)
-        self._lost: list[CompiledLaunch] = []  # while they were recorded
+        self._lost: list[CompiledLaunch] = []  # implementations that ended a worker
         self._stopped = False
 
     def stop(self) -> None:
@@ -159,7 +159,7 @@ class Compiler:
             yield from [*self._lost, *recorded]
 
     def _record(self, cases: list[Case]) -> list[CompiledLaunch]:
-        """Raises `WorkerLost` if the worker dies outside all implementations."""
+        """Record launches. Raises `WorkerLost` if the worker dies outside all implementations."""
         while True:
             skip = [f"{row.op}/{row.implementation}" for row in self._lost]
             try:
@@ -195,7 +195,7 @@ class Compiler:
 
 
 def _find_diagnostic(log: str) -> str:
-    """Return what MLIR printed about an error that Triton raises without a reason."""
+    """Return what MLIR printed: Triton's own error may not give the reason."""
     lines = [line.strip()[:300] for line in log.splitlines()]
     for line in lines:
         if ": error: " in line or any(pattern.search(line) for _, _, pattern in SIGNATURES):

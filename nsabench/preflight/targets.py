@@ -1,4 +1,4 @@
-"""GPU architectures and Tritons that kernels are compiled for, and the cache of Tritons."""
+"""The GPU architectures and versions of Triton that kernels are compiled for, and their cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nsabench.machine.environment.pairs import numbers
 
 KIB = 1024
 REGISTERS = 65536  # of a multiprocessor, on every architecture
-RESERVED_SHARED = KIB  # the part of the shared memory of a block that the driver takes
+RESERVED_SHARED = KIB  # what the driver takes of the shared memory of each block
 LOCK = "tritons.txt"
 CACHE_VARIABLE = "NSABENCH_CACHE"
 INSTALL_LIMIT_S = 900
@@ -70,7 +70,7 @@ def is_supported(triton: str, architecture: str) -> bool:
 
 @cache
 def locked_tritons() -> dict[str, str]:
-    """Return pip's requirement of each version, with hashes."""
+    """Return the requirement of each version for pip, with hashes."""
     text = files("nsabench.preflight").joinpath(LOCK).read_text()
     pins = re.findall(r"^triton==([\w.]+)((?:\s*\\\n\s+--hash=\S+)+)", text, re.MULTILINE)
     return {version: f"triton=={version}{hashes}\n" for version, hashes in pins}
@@ -95,7 +95,7 @@ def parse_tritons(given: str) -> list[str]:
     for version in versions:
         if version not in known:
             raise UsageError(
-                f"Triton {version} is not among those that preflight has hashes of",
+                f"preflight cannot install Triton {version}: it has no hashes of this version",
                 f"give --triton some of {', '.join(known)}.",
             )
     return versions
@@ -111,7 +111,7 @@ def installed_triton() -> str:
         return metadata.version("triton")
     except metadata.PackageNotFoundError as error:
         raise EnvironmentRefused(
-            f"{error.name} is not installed, and preflight compiles with it",
+            f"preflight needs {error.name}, which is not installed",
             "install `nsabench[torch]`.",
         ) from None
 
@@ -128,7 +128,7 @@ def install_triton(version: str) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the final place, so that the last step is a rename.
+        # Install next to the final folder, so that the last step is a rename.
         with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=folder.parent) as temporary:
             _run_installer(version, requirement, Path(temporary))
             (Path(temporary) / "triton.tree").rename(folder)
@@ -136,7 +136,7 @@ def install_triton(version: str) -> Path:
         if folder.is_dir():  # another process was faster
             return folder
         raise EnvironmentRefused(
-            f"Triton {version} cannot be put into {folder.parent}: {error.strerror}",
+            f"Triton {version} cannot be installed in {folder.parent}: {error.strerror}",
             f"make room, or name another folder in {CACHE_VARIABLE}.",
         ) from None
     return folder
@@ -149,5 +149,5 @@ def _run_installer(version: str, requirement: str, temporary: Path) -> None:
     command = [*installer, "install"]
     command += ["--quiet", "--only-binary", ":all:", "--no-deps", "--require-hashes"]
     command += ["--target", str(temporary / "triton.tree"), "--requirement", str(lock)]
-    remedy = "look at the connection to the package index, or leave this version out of --triton."
+    remedy = "check the connection to the package index, or leave this version out of --triton."
     programs.run(command, f"installing Triton {version}", INSTALL_LIMIT_S, remedy)

@@ -1,4 +1,4 @@
-"""The process that records and compiles for one architecture and Triton."""
+"""The process that records and compiles for one architecture and one version of Triton."""
 
 from __future__ import annotations
 
@@ -150,13 +150,13 @@ def build(launch: CompiledLaunch, call: Launchable, architecture: Architecture) 
     usage = _read_usage(compiled)
     static = usage.shared_bytes
     if static and architecture.capability >= 90:
-        static -= RESERVED_SHARED  # limits do not count it
+        static -= RESERVED_SHARED  # the limit of a block does not include this part
     shared, limit = compiled.dynamic_shared_bytes + static, architecture.shared_per_block
     status, reason = Status.OK, ""
     if shared > limit:
         status = Status.OUT_OF_MEMORY
         reason = (
-            f"it needs {shared / KIB:.1f} KiB of shared memory and {architecture.name} gives a "
+            f"it needs {shared / KIB:.1f} KiB of shared memory, but {architecture.name} gives a "
             f"block {limit // KIB} KiB"
         )
     return launch.model_copy(
@@ -175,7 +175,7 @@ def build(launch: CompiledLaunch, call: Launchable, architecture: Architecture) 
 
 
 def _explain_failure(failure: Failure) -> str:
-    """Return the innermost error; each nested kernel quotes its own source before it."""
+    """Return the innermost error, without the source that Triton quotes for each outer kernel."""
     error: BaseException = failure
     while error.__cause__ is not None:
         error = error.__cause__
@@ -188,11 +188,11 @@ def _explain_failure(failure: Failure) -> str:
 
 
 class Usage(NamedTuple):
-    """The most that a kernel takes. None: Triton's cuobjdump does not say."""
+    """The resources of a kernel. None: Triton's cuobjdump does not report them."""
 
     registers: int | None = None  # of a thread
     spill_bytes: int | None = None  # of a thread
-    shared_bytes: int = 0  # of a block: static, with the driver's share
+    shared_bytes: int = 0  # static shared memory of a block, with the driver's part
 
 
 def _read_usage(compiled: CompiledKernel) -> Usage:
