@@ -1,7 +1,7 @@
 """nsabench decides whether a custom GPU kernel is right, faster, and from which length.
 
-Register a function with `implementation`. Raise `Unsupported` for a case that it cannot do. Yield a
-`KernelVariant` for each kernel that is to be compiled ahead and is not Triton's.
+Register a function with `implementation`. The function raises `Unsupported` for a case that it
+cannot compute. Its `compile_ahead` returns a `KernelVariant` for each kernel without Triton.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,6 @@ __all__ = ["KernelVariant", "Unsupported", "__version__", "implementation"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from nsabench import registry  # it would slow down `nsabench --help`
+    from nsabench import registry  # at the top, this would slow down `nsabench --help`
 
     return getattr(registry, name)

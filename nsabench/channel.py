@@ -1,4 +1,4 @@
-"""Connect a worker, a checker or a preflight worker to its supervisor. This imports no torch."""
+"""Connect a worker, a checker or a preflight worker to its supervisor, without importing torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsabench.errors import NsabenchError
 from nsabench.model.measurement import Message
 
 PR_SET_PDEATHSIG = 1
-GO = b"go\n"  # answers a step that awaits it
+GO = b"go\n"  # the supervisor's answer to a `Step` that awaits one
 
 
 class Step(Message):
@@ -24,11 +24,11 @@ class Step(Message):
     phase: str
     implementation: str = ""
     allowance: float = Field(default=1.0, gt=0)
-    awaits: bool = False  # the process first reads the line `GO`
+    awaits: bool = False  # whether the process waits for the line `GO` before it begins
 
 
 class Refused(Message):
-    """An error that the user can mend, such as a broken file of kernels. The process ends."""
+    """An error that the user can correct, such as a broken kernel file. The process ends."""
 
     kind: Literal["refused"] = "refused"
     sentence: str

@@ -1,6 +1,6 @@
 """Check the kernels of one file on a few shapes (`nsabench check`).
 
-It is the main pass of a run without controls, and signs nothing, so it decides nothing.
+This is the main pass of a run, without controls and without a signature, so it is not a verdict.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ SEED = 20260101
 class CheckRequest:
     file: Path
     device: Device
-    op: str = ""  # empty: all of the file
+    op: str = ""  # empty: all ops of the file
     shapes: tuple[str, ...] = ()  # such as "N=64,L=1024"; empty: the op's own
     dtype: DType = DType.FLOAT16
     direction: Direction = Direction.FORWARD
@@ -68,9 +68,9 @@ class CheckResult:
 def check_file(
     request: CheckRequest, on_found: Callable[[Step], None] = lambda step: None
 ) -> list[CheckResult]:
-    """Measure the implementations of the file in turn with the baselines.
+    """Measure the implementations of the file and the baselines, in the same rounds.
 
-    on_found: called with the status of each implementation, before any is timed.
+    on_found: called with the status of each implementation of the file, before any is timed.
     """
     sources = registry.sources(request.file, request.ops_file)
     installed: list[ImplementationInfo] = []
@@ -136,7 +136,7 @@ def _measure(plan: Plan, executor: Executor) -> Iterator[CheckResult]:
 def plan(
     request: CheckRequest, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
 ) -> Plan:
-    """Plan the cases of the file's ops. If one is timed, so is every baseline, in turn with it."""
+    """Plan the cases of the file's ops. Baselines are included if a candidate can be timed."""
     own = Source.from_digest(request.file, digest_of(request.file, sources))
     mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
     tried = [
@@ -180,7 +180,7 @@ def plan(
 
 
 def refuse_unusable(request: CheckRequest) -> None:
-    """Raise `UsageError` for shapes and an op that the request alone shows to be wrong."""
+    """Raise `UsageError` for a wrong op or a wrong shape, before any process is started."""
     for text in request.shapes:
         _read_sizes(text)
     if request.op:

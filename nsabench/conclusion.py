@@ -29,7 +29,7 @@ def prepare() -> Signer | None:
             refuse_revoked(signer.keyid, datetime.now(UTC), revocations())
         except VerificationFailed as revoked:
             raise UsageError(
-                f"nothing is measured in the name of this key: {revoked}", "name another key."
+                f"no run can be signed with this key: {revoked}", "name another key."
             ) from None
     return signer
 
@@ -44,8 +44,8 @@ def resume(
 ) -> Finished:
     """Continue an interrupted run. A signed run is left as it is.
 
-    plan: if the user asks for one, the run must have it. A run that has measured nothing is then
-    started, and a run of another machine is moved away and started again.
+    plan: if it is given, the run must have this plan. Then a run that has measured nothing is
+    started, and a run that was begun on another machine is moved away and started again.
     """
     if plan is not None and not (path / MANIFEST).exists() and not run.is_begun(path):
         return run.start(plan, path, view, signer=signer, fit=fit)
@@ -70,11 +70,11 @@ def resume(
 
 
 def finish(finished: Finished) -> str:
-    """Write the thresholds and reports of a run into its folder, sign it, and say so."""
+    """Write the thresholds and reports of a run, sign it, and return a sentence about that."""
     path = finished.folder.path
     with finished.folder.resumable(), finished.folder.writing():
         if (path / MANIFEST).exists():
-            return "it was signed before, and is left as it is"
+            return "it was signed before, and nothing was changed"
         assert finished.signer is not None
         sentence = conclude(finished, finished.signer)
     if finished.signer.ephemeral:
@@ -99,16 +99,18 @@ def conclude(finished: Finished, signer: Signer) -> str:
 
 
 def _sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
-    """log_end: digest of the last line that this process wrote to the log; empty for a merge."""
+    """Sign a run, then verify it, since a kernel may have written into its folder.
+
+    log_end: digest of the last line that this process wrote to the log; empty for a merge.
+    """
     predicate = seal(folder.path, signer).predicate
-    # A kernel may have written into the folder. A merge runs none, and has just made the tables.
     try:
         found = verify(folder.path, tables=bool(log_end))
         found.raise_if_broken()
         if log_end and (found.logged is None or found.logged.origin.end != log_end):
             raise VerificationFailed(
-                f"{folder.log} is not what was written there while it was measured",
-                "something that was measured altered it: start a new run without it.",
+                f"{folder.log} is not what was written there: something changed it during the run",
+                "start a new run without kernels that you do not trust.",
             )
     except VerificationFailed:
         (folder.path / MANIFEST).unlink()

@@ -1,6 +1,6 @@
 """Hand the output of a call from the worker to the checker, in memory that both map.
 
-The supervisor passes on the messages, so this module does not import torch at its top.
+The supervisor imports this module to pass on the messages, so torch is imported in functions only.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 OUTPUT = "output"
 ALIGNMENT = 64  # bytes
 MAILBOX = 64  # the descriptor of the memory in a process that was forked from a template
-# Before a call, the gradient of the output is multiplied by one of these. They are exact in every
-# format, and the results are linear in it.
+# Before a call, the gradient of the output is multiplied by one of these factors. The products are
+# exact in every format, and the gradients of the inputs change by the same factor.
 FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
-# Added to the seed of a set for its gradient of the output.
+# Added to the seed of a set of inputs, to draw its gradient of the output.
 GRADIENT_SEED = 104729
 
 
 class Form(Message):
-    """results: the shape of each result by name, the gradients (`dq`) before `output`."""
+    """The results of a call: their shapes by name, gradients (`dq`) before `output`."""
 
     sets: Whole  # how many sets of inputs there are
     dtype: DType
@@ -58,9 +58,9 @@ class Delivery(Message):
     kind: Literal["delivery"] = "delivery"
     implementation: str
     computes: str
-    set: Whole  # of inputs
-    previous: Whole | None = None  # the set of the call before
-    probe: str = ""  # of the op (`Op.probes`); else the call is one of the case
+    set: Whole  # the number of the set of inputs
+    previous: Whole | None = None  # the set of the previous call
+    probe: str = ""  # the name of one of `Op.probes`; empty for inputs of the case
     factor: float = 1.0  # multiplies the gradient of the output
     when: str = ""  # names the call in a reason ("in a timed call, ")
 
@@ -104,7 +104,7 @@ class Mailbox:
         """Return copies of the results by name, and erase the memory."""
         places = [place.to(device, copy=True) for place in self._list_places(form)]
         if self._bytes is not None:
-            self._bytes[: form.nbytes].zero_()  # the next implementation could read it
+            self._bytes[: form.nbytes].zero_()  # so that the next implementation cannot read it
         return dict(zip(form.results, places, strict=True))
 
     def _list_places(self, form: Form) -> list[Tensor]:
@@ -122,7 +122,7 @@ class Mailbox:
 def draw(
     case: Case, seed: int, device: str, probe: Probe | None = None
 ) -> tuple[Inputs, Tensor | None]:
-    """Return inputs (of a probe) and the gradient of their output, as in every process."""
+    """Draw inputs (of a probe) and the gradient of their output: the same values in any process."""
     from nsabench import ops
 
     op = ops.get(case.op)

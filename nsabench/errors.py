@@ -9,7 +9,7 @@ class NsabenchError(Exception):
     def __init__(self, sentence: str, remedy: str = "") -> None:
         super().__init__(sentence)
         self.remedy = remedy
-        self.folder = ""  # of the run that it ended, if that can be resumed
+        self.folder = ""  # the run that the error ended, if that run can be resumed
 
 
 class Interrupted(KeyboardInterrupt):
@@ -22,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class UsageError(NsabenchError):
-    """An option, a matrix or an implementation is not usable."""
+    """An option, a matrix or an implementation cannot be used."""
 
     exit_code = 2
 

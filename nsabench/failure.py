@@ -1,4 +1,4 @@
-"""Define how an implementation fails on a case, and how it loses the device."""
+"""Exceptions for an implementation that fails on a case, or that makes the device unusable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Failure(Exception):
 
 
 class DeviceLost(Exception):
-    """Since `implementation` used the device, every call of the CUDA context fails."""
+    """`implementation` broke the CUDA context: every later use of the device fails."""
 
     def __init__(self, implementation: str, reason: str) -> None:
         super().__init__(reason)

@@ -26,7 +26,7 @@ def refuse_filled(folder: Path, remedy: str = "give --out another folder.") -> N
 
 @contextmanager
 def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[None]:
-    """Turn an `OSError` in `REFUSED` into `EnvironmentRefused`, about `where` or its own file."""
+    """Turn an `OSError` in `REFUSED` into an `EnvironmentRefused` that names `where`."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def unfinished(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` at the end, whole even after a crash."""
+    """Yield a file that replaces `path` at the end: a crash leaves the old file or the new one."""
     temporary = unfinished(path)
     fresh(temporary)
     try:
@@ -70,15 +70,15 @@ def whole(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Raises `UsageError` for an impossible path, an `OSError` in `REFUSED` for a full disk."""
+    """Write a file. Raises `UsageError` for an impossible path, `OSError` for a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole(path, text.encode())
     except OSError as error:
         if error.errno in REFUSED:
-            error.filename = str(path)  # an error in a write has no name
+            error.filename = str(path)  # an error of `write` does not name the file
             raise
         raise UsageError(
-            f"{path} cannot be written: {error.strerror}", "name a place that can."
+            f"{path} cannot be written: {error.strerror}", "name a path that can be written."
         ) from None
     return path

@@ -1,4 +1,4 @@
-"""Name cases for people, by their sizes and by whatever is not the default; count cautions."""
+"""Label cases by their sizes and by whatever is not the default, and count cautions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Labelled = Case | Record
 
 
 def usual_distribution(name: str) -> str:
-    """Return the distribution that a label leaves out; empty if the op is not installed."""
+    """Return the distribution that labels do not mention; empty if the op is not installed."""
     op = ops.find(name)
     return op.distributions[0] if op else ""
 
@@ -35,7 +35,7 @@ def shape(labelled: Labelled, *, length: bool = False) -> str:
             continue
         if size == "Dv" and value == labelled.shape.get("D"):
             continue
-        # `block_size64` would not be read as a size.
+        # A long name needs `=`: `block_size=64`.
         words.append(f"{size}={value}" if len(size) > 2 else f"{size}{value}")
     return " ".join(words)
 

@@ -5,13 +5,13 @@ The largest published run has 188 cases, a log of 8 MB, and tables of 0.2 and 0.
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-MEMORY = 8 * GIB  # of a process that reads what others made
+MEMORY = 8 * GIB  # of a process that reads files from others
 
 MATRIX = MIB  # a matrix, or another small file
 DEPTH = 32  # of a YAML file
-CASES = 100_000  # that a matrix may span
+CASES = 100_000  # of a matrix
 PLAN = 64 * MIB
-FAULTS = 100  # of a document; if there are more, an error says only their number
+FAULTS = 100  # of a document; an error about more faults only says how many there are
 
 FILE = GIB  # any file of a run
 FILES = 100_000  # of a run; a manifest names fewer

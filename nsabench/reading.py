@@ -1,4 +1,4 @@
-"""Read files that others made within limits of size and memory."""
+"""Read files from others, within limits of size and memory."""
 
 import os
 import resource
@@ -18,11 +18,11 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class OutOfBounds(ValueError):
-    """A file is too large or malformed. `str()` continues a sentence that begins with its name."""
+    """A file is too large or malformed. `str()` follows the file's name in a sentence."""
 
 
 def limit_memory() -> None:
-    """Bound the memory of this process and its children, as a compressed file can hide its size."""
+    """Limit the memory of this process and its children: a small file may unpack to a huge one."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     least = limits.MEMORY if hard == resource.RLIM_INFINITY else min(limits.MEMORY, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
@@ -46,9 +46,9 @@ def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[B
 
 def read(path: Path, most: int) -> bytes:
     with opened(path, most) as file:
-        # Python reserves all bytes that are asked for, and a thread may ask for each of many files.
+        # Ask for no more than the file has: Python reserves so much memory, in each thread.
         data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
-    require_size(data, most)  # it may have grown meanwhile
+    require_size(data, most)  # the file may have grown meanwhile
     return data
 
 
@@ -68,7 +68,7 @@ def parse_json(data: bytes, most: int, model: type[M]) -> M:
     """Parse JSON without NaN or infinity. Raises `OutOfBounds` for any other content."""
     require_size(data, most)
     try:
-        content = from_json(data, allow_inf_nan=False)  # it bounds the depth
+        content = from_json(data, allow_inf_nan=False)  # limits the depth
     except ValueError as error:
         raise OutOfBounds(f"is not JSON: {error}") from None
     try:

@@ -25,7 +25,7 @@ from nsabench.model.source import Source
 
 IMPLEMENTATIONS = "nsabench.implementations"  # the groups of entry points
 OPS = "nsabench.ops"
-PUT_BACK = "put it back as and where it was, or start a new run."
+PUT_BACK = "restore it where it was, or start a new run."
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def by_distribution(*groups: str) -> dict[str, list[EntryPoint]]:
 
 
 def digests(*files: Path | None) -> dict[str, str]:
-    """Return the sha256 of every source. Raises `UsageError` if two files have one name."""
+    """Return the sha256 of every source. Raises `UsageError` if two files have the same name."""
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
         for origin, points in by_distribution(IMPLEMENTATIONS, OPS).items()
@@ -72,7 +72,7 @@ def refuse_changed(
                 for file in files
                 if file is not None
                 and Source(source).is_of(file)
-                # Two files may have one name, and one of them is unchanged.
+                # If two files have the same name, one of them may be unchanged.
                 and Source.from_file(file, read(file)) not in expected
             )
             raise changed(next(mine, source))
@@ -83,7 +83,7 @@ def changed(what: Path | str) -> UsageError:
 
 
 def digest_of(file: Path | None, sources: Mapping[str, str], content: bytes | None = None) -> str:
-    """Return the digest of a user's file, or ''. Raises `UsageError` if it is not a source."""
+    """Return the digest of a user's file, or ''. Raises `UsageError` if `sources` has another."""
     if file is None:
         return ""
     content = read(file, PUT_BACK) if content is None else content
@@ -115,7 +115,7 @@ def digest_packages(packages: set[str]) -> str:
 def _list_files(package: str) -> Iterator[tuple[str, Path]]:
     spec = importlib.util.find_spec(package)
     if spec is None:
-        return  # importing it raises the error
+        return  # the import will raise the error
     if not spec.submodule_search_locations and spec.origin:
         yield package, Path(spec.origin)
     for root in spec.submodule_search_locations or ():
@@ -148,7 +148,7 @@ class _HashedFile(MetaPathFinder, Loader):
 
 
 def execute(path: Path, content: bytes, name: str) -> ModuleType:
-    """Import the content of a file as the module `name`, after the packages that it is in."""
+    """Import the content of a file as the module `name`. Its parent packages come first."""
     finder = _HashedFile(name, path, content)
     sys.modules.pop(name, None)
     sys.meta_path.insert(0, finder)
@@ -167,7 +167,7 @@ def imported(
     fails: str = "cannot be imported",
     remedy: str = FIX_THE_IMPORT,
 ) -> T:
-    """Return what foreign code returns. Raises `UsageError` with its line if it fails."""
+    """Return the result of foreign code. If it fails, raise `UsageError` with the line."""
     try:
         return load()
     except UsageError:

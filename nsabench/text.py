@@ -1,6 +1,6 @@
-"""Escape text from elsewhere, so that no terminal, Markdown or page obeys it.
+"""Escape text of a run, so that terminals, Markdown and pages show it and do not obey it.
 
-Names, reasons, logs and versions come from the author of a run.
+Names, reasons, logs and versions come from the author of a run, and may be hostile.
 """
 
 import re
@@ -8,20 +8,20 @@ import re
 # A letter with more than three accents may cover the lines above and below it.
 _ACCENT = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _PILED = re.compile(f"({_ACCENT}{{3}}){_ACCENT}+")
-# These are invisible, although Unicode calls them letters, marks or symbols.
+# These characters are invisible, although Unicode calls them letters, marks or symbols.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
 _BLANKS = frozenset(_BLANK) | {chr(c) for c in range(0xFE00, 0xFE10)}
-# Renderers of Markdown turn these into links, mentions or pictures, even if they are escaped.
+# Renderers of Markdown turn such text into links, mentions or pictures, even if it is escaped.
 _LIVE = re.compile(
     r"(?:https?|ftp)://[^\s`|<>()\[\]]+|www\.[^\s`|<>()\[\]]+"
     r"|(?<!\w)@[\w-]+|:[\w+-]+:|(?<!\w)#\d+"
 )
-# Markdown does not treat an underscore between letters as a mark.
+# An underscore between letters needs no escape in Markdown.
 _MARKS = re.compile(r"([\\`*\[\]<>|#~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 
 def shown(value: object, *, lines: bool = False) -> str:
-    r"""Return text with invisible and control characters as `\x1b`. lines: keep `\n` and `\t`."""
+    r"""Replace invisible characters by escapes such as `\x1b`. lines: keep `\n` and `\t`."""
     text = str(value)
     if text.isascii() and text.isprintable():
         return text
@@ -53,5 +53,5 @@ def code(value: object) -> str:
 
 
 def _on_one_line(value: object) -> str:
-    # Line ends within a reason are only layout.
+    # Line ends in a reason have no meaning.
     return " ".join(re.split(r"[ \t\r\n]+", str(value).strip(" \t\r\n")))

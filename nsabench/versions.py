@@ -1,4 +1,4 @@
-"""Measure matrices under several Tritons on this host, each in a run of its own."""
+"""Measure matrices under several versions of Triton on this host, with a run for each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nsabench.machine.environment.pairs import numbers, unpaired
 from nsabench.output.result import COMPLETE
 from nsabench.preflight import targets
 
-ARGUMENTS = "arguments.json"  # what all runs of a folder were started with
+ARGUMENTS = "arguments.json"  # the arguments of all runs of a folder
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z+.-][\w.]*)?")
 
 
 @dataclass(frozen=True)
 class Triton:
-    """A Triton. folder: precedes the installed packages; None: the installed Triton."""
+    """A version of Triton. folder: where it is; None: the installed one."""
 
     version: str
     folder: Path | None = None
@@ -42,7 +42,7 @@ class Triton:
 
 
 def find_tritons(folder: Path) -> dict[str, Path]:
-    """Return the subfolders that hold a Triton, by version. There must be one."""
+    """Return the subfolders with a Triton, by version. Raises `UsageError` if there are none."""
     found: dict[str, Path] = {}
     for info in sorted(folder.glob("*/triton-*.dist-info")):
         version = info.name.removeprefix("triton-").removesuffix(".dist-info")
@@ -50,21 +50,21 @@ def find_tritons(folder: Path) -> dict[str, Path]:
             continue
         if version in found:
             raise UsageError(
-                f"{folder} holds Triton {version} twice, in {found[version].name} and "
+                f"{folder} contains Triton {version} twice, in {found[version].name} and "
                 f"{info.parent.name}",
                 "remove one of them.",
             )
         found[version] = info.parent.absolute()
     if not found:
         raise UsageError(
-            f"{folder} holds no Triton",
+            f"{folder} contains no Triton",
             "fill it with `pip install --no-deps --target FOLDER/3.6.0 triton==3.6.0`.",
         )
     return found
 
 
 def parse(given: str, folder: Path | None = None) -> list[Triton]:
-    """Return the Tritons of a list or of `all`, oldest first; missing ones are installed."""
+    """Return the versions in a list or of `all`, oldest first. Missing ones are installed."""
     installed = targets.installed_triton()
     folders = {} if folder is None else find_tritons(folder)
     available = targets.locked_tritons() if folder is None else folders
@@ -72,7 +72,7 @@ def parse(given: str, folder: Path | None = None) -> list[Triton]:
     if names == ["all"]:
         names = list({*available, installed})
     if not names:
-        raise UsageError("--triton names no version", "give it some, such as 3.1.0,3.6.0.")
+        raise UsageError("--triton names no version", "name some, such as 3.1.0,3.6.0.")
     others = [name for name in names if name != installed]
     if folder is None:
         targets.parse_tritons(",".join(others))
@@ -103,7 +103,7 @@ def measure(
     tritons: Sequence[Triton],
     show: Callable[[str, str], None],
 ) -> list[MeasuredVersion]:
-    """Measure under one Triton after another. Keep finished runs and resume the others.
+    """Measure with one Triton after another. Keep finished runs, and resume the others.
 
     arguments: for `nsabench all`. show: receives the version and each printed line.
     """

@@ -43,14 +43,14 @@ _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", 
 
 
 def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519PrivateKey:
-    """Raise `UsageError` if `pem` is not an Ed25519 key, or the passphrase does not open it."""
+    """Return the key in `pem`. Raises `UsageError` for another key or a wrong passphrase."""
     try:
         key = load_pem_private_key(pem, passphrase)
     except TypeError:
         if passphrase is None:
             raise UsageError(
                 f"the key in {source} is encrypted",
-                "name the file that holds its passphrase in NSABENCH_SIGNING_KEY_PASSPHRASE_FILE.",
+                "set NSABENCH_SIGNING_KEY_PASSPHRASE_FILE to the file that holds its passphrase.",
             ) from None
         key = load_pem_private_key(pem, None)  # not encrypted: the passphrase is for another key
     except (ValueError, UnsupportedAlgorithm):
@@ -66,7 +66,7 @@ def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519Pri
 def private_pem(key: Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
     if not passphrase:
         return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    # PBES2 (RFC 8018). `BestAvailableEncryption` would derive the key in 2,048 rounds only.
+    # PBES2 (RFC 8018). `BestAvailableEncryption` would use 2,048 rounds only.
     salt, vector = os.urandom(16), os.urandom(16)
     derived = PBKDF2HMAC(SHA256(), 32, salt, ROUNDS).derive(passphrase)
     pad, encrypt = PKCS7(128).padder(), Cipher(AES(derived), CBC(vector)).encryptor()
@@ -111,7 +111,7 @@ def create(*wanted: tuple[Path, bytes, int]) -> None:
                 raise FileExistsError(str(path))
         for path, data, mode in wanted:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # O_EXCL never overwrites a key, and the mode keeps out other users from the start.
+            # O_EXCL never overwrites a key. Other users cannot read it even for a moment.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             made.append(path)
             with os.fdopen(descriptor, "wb") as file:
@@ -155,7 +155,7 @@ def public_key_of_der(der: bytes) -> Ed25519PublicKey:
 
 
 def read_publics(path: Path) -> list[Ed25519PublicKey]:
-    """Return all keys of a file, which may hold nothing but Ed25519 public keys in PEM."""
+    """Return all keys of a file, which must contain only Ed25519 public keys in PEM."""
     content = read(path, "the public key")
     found: list[Ed25519PublicKey] = []
     with suppress(ValueError, UnsupportedAlgorithm):
@@ -163,7 +163,7 @@ def read_publics(path: Path) -> list[Ed25519PublicKey]:
         found = [key for key in loaded if isinstance(key, Ed25519PublicKey)]
     if not found or len(found) != content.count(b"-----BEGIN"):
         raise UsageError(
-            f"{path} must hold Ed25519 public keys and nothing else",
+            f"{path} must contain Ed25519 public keys and nothing else",
             "give the .pub file that `nsabench key generate` wrote, or several in one file.",
         )
     return found

@@ -22,9 +22,9 @@ _withheld: dict[str, str] = {}
 
 
 def seclude() -> None:
-    """Close this process to its children, which also lose CAP_SYS_PTRACE, and withhold its secrets.
+    """Hide this process from its children, and remove the secrets from their environment.
 
-    Call it before anything is started.
+    The children also lose CAP_SYS_PTRACE. Call this before any process is started.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -32,7 +32,7 @@ def seclude() -> None:
     libc.getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if is_secret(name)]:
         _withheld[name] = os.environ[name]
-        # Otherwise /proc/PID/environ still shows it to root, crash reporters and monitors.
+        # Otherwise /proc/PID/environ still shows the value to root, crash reporters and monitors.
         address = libc.getenv(name.encode())
         if address:
             ctypes.memset(address, 0, len(ctypes.string_at(address)))

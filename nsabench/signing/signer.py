@@ -20,7 +20,7 @@ RUN_KEY = "run.key"  # the file of an ephemeral key, in the folder of an unfinis
 @dataclass(frozen=True)
 class Signer:
     key: Ed25519PrivateKey
-    ephemeral: bool  # made for one run and forgotten after it
+    ephemeral: bool  # made for one run, and deleted after it
 
     @property
     def keyid(self) -> str:
@@ -44,7 +44,7 @@ def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
     if named == [KEY_FILE] and path.is_file() and path.stat().st_mode & 0o006:
         raise UsageError(
             f"{value} holds a signing key, and every user of this machine may read or write it",
-            f"`chmod 600 {value}`; if it was there for long, make another key.",
+            f"run `chmod 600 {value}`. If others could have read the key, make another one.",
         )
     passphrase_file = variables.get(PASSPHRASE_FILE)
     passphrase = read_passphrase(Path(passphrase_file)) if passphrase_file else None
