@@ -37,7 +37,7 @@ class Envelope(Frozen):
     signatures: list[Signature]
 
     def to_json(self) -> bytes:
-        """Return JSON with one field a line, so that `sed` can take it apart."""
+        """Return JSON with a line for each field, so that `sed` can extract fields."""
         return json.dumps(self.model_dump(), indent=1, sort_keys=True).encode() + b"\n"
 
     @classmethod
@@ -45,7 +45,7 @@ class Envelope(Frozen):
         envelope = parse_part(data, "the manifest", cls)
         if envelope.payloadType != PAYLOAD_TYPE:
             raise VerificationFailed(
-                f"the manifest holds {envelope.payloadType[:80]!r} and not {PAYLOAD_TYPE!r}"
+                f"the manifest has a payload {envelope.payloadType[:80]!r} and not {PAYLOAD_TYPE!r}"
             )
         return envelope
 
@@ -57,18 +57,18 @@ class Envelope(Frozen):
         """Check that the only signature is by this key, and return the key's id."""
         if len(self.signatures) != 1:
             raise VerificationFailed(
-                f"the manifest has {len(self.signatures)} signatures where there is to be one"
+                f"the manifest has {len(self.signatures)} signatures instead of one"
             )
         signature, keyid = self.signatures[0], keyid_of(key)
         if signature.keyid != keyid:
             raise VerificationFailed(
-                f"the manifest names the key {signature.keyid[:64]!r} but holds the key {keyid}"
+                f"the manifest names the key {signature.keyid[:64]!r} but contains the key {keyid}"
             )
         try:
             key.verify(_decode(signature.sig, "signature"), pae(PAYLOAD_TYPE, self.content()))
         except InvalidSignature:
             raise VerificationFailed(
-                f"the signature does not fit what is signed (key {keyid})"
+                f"the signature does not fit the signed content (key {keyid})"
             ) from None
         return keyid
 

@@ -16,7 +16,7 @@ from nsabench.running.folder import is_run_file
 
 
 def listing(folder: Path) -> list[str]:
-    """Return the names of all files below `folder`, sorted. Only files of a run may be there."""
+    """Return the sorted names of all files below `folder`, which must all be files of a run."""
     if not folder.is_dir():
         raise VerificationFailed(f"{folder} is not a folder")
     names, taken = [], 0
@@ -52,7 +52,7 @@ def sha256(folder: Path, name: str) -> str:
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Turn what is raised for a broken file, also by pyarrow, into `VerificationFailed`."""
+    """Turn errors about a broken file, including those of pyarrow, into `VerificationFailed`."""
     try:
         yield
     except OutOfBounds as error:

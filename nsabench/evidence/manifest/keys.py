@@ -1,4 +1,4 @@
-"""Read which keys a reader trusts, and which were revoked."""
+"""Read which keys the user trusts, and which were revoked."""
 
 import os
 import re
@@ -18,13 +18,13 @@ _KEYID = re.compile(r"[0-9a-f]{64}")
 
 
 class Why(StrEnum):
-    SUPERSEDED = "superseded"  # replaced by another key: earlier signatures count
-    COMPROMISED = "compromised"  # a thief may write any date: no signature counts
+    SUPERSEDED = "superseded"  # replaced by another key: earlier signatures stay valid
+    COMPROMISED = "compromised"  # a thief can write any date: no signature is valid
 
 
 @dataclass(frozen=True)
 class Revocation:
-    """A key no longer counts from `since`, at midnight UTC."""
+    """A key that was revoked. since: the first day, in UTC, of invalid signatures."""
 
     since: date
     why: Why
@@ -42,7 +42,7 @@ def trusted_keyids(files: tuple[Path, ...] = ()) -> frozenset[str]:
 
 
 def revocations(files: tuple[Path, ...] = ()) -> dict[str, Revocation]:
-    """Return what the files revoke, by key id. The strictest line about a key counts."""
+    """Return the revoked keys by id. If several lines name a key, the strictest counts."""
     found: dict[str, Revocation] = {}
     for path in (*files, *_list_paths(REVOKED)):
         content = keys.read(path, "the list of revoked keys")
@@ -60,9 +60,9 @@ def revocations(files: tuple[Path, ...] = ()) -> dict[str, Revocation]:
 def trust_in(
     predicate: Predicate, trusted: frozenset[str], revoked: Mapping[str, Revocation], require: Trust
 ) -> Trust:
-    """Return the least trust of a run's and its shards' signatures.
+    """Return the lowest trust of the signatures of a run and of its shards.
 
-    Raises `VerificationFailed` if it is less than `require`, or a key is revoked.
+    Raises `VerificationFailed` if it is lower than `require`, or if a key is revoked.
     """
     levels = {}
     for by in (*predicate.shards, predicate.as_shard):
@@ -71,8 +71,8 @@ def trust_in(
     trust = min(levels, key=list(Trust).index)
     if not trust.reaches(require):
         remedies = {
-            Trust.UNPINNED: f"it is signed by {levels[trust]}, which you did not name: give its "
-            "public key with --key.",
+            Trust.UNPINNED: f"it is signed with the key {levels[trust]}. If you trust that key, "
+            "give its file with --key.",
             Trust.EPHEMERAL: "it is signed with an ephemeral key: sign with a lasting key.",
         }
         sentence = f"the run is {trust} and {require} is required"
@@ -97,7 +97,7 @@ def _revocation(words: list[str], where: str) -> tuple[str, Revocation]:
         return keyid, Revocation(date.fromisoformat(since), Why(why))
     except ValueError:
         raise UsageError(
-            f"{where} revokes nothing: it is not a keyid, a date and a reason",
+            f"{where} is not a keyid, a date and a reason",
             "write lines such as `KEYID 2027-01-31 superseded` or `KEYID 2027-01-31 compromised`; "
             "`nsabench key show FILE.pub` prints the keyid.",
         ) from None

@@ -43,7 +43,7 @@ def check_log(folder: Path, plan: Plan) -> Logged:
     digest = files.sha256(folder, "environment.json")
     for session in found.sessions:
         stated = session.environment_sha256
-        require_same("environment.json: its sha256, by the log,", digest, stated)
+        require_same("the sha256 of environment.json", digest, stated, "the log")
     return Logged(len(states), found.sessions[0].described, origin)
 
 
@@ -57,7 +57,7 @@ def read_log(folder: Path, plan: Plan) -> tuple[Log, LogOrigin]:
 
 
 def check_shards(folder: Path, plan: Plan) -> Logged:
-    """Check that each shard is as its host signed it, and return what the logs hold."""
+    """Check that each shard is as its host signed it, and return the content of the logs."""
     if len(set(plan.shards)) != len(plan.shards):
         raise VerificationFailed("plan.json names a shard twice")
     shards = [_check_shard(folder, run_id) for run_id in plan.shards]
@@ -68,9 +68,11 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
     except UsageError as error:
         raise VerificationFailed(f"the shards: {error}") from None
     if differing:
-        raise VerificationFailed(f"plan.json: its {' and '.join(differing)} are not its shards'")
+        what = ", ".join(differing)
+        raise VerificationFailed(f"plan.json differs from the plans of its shards in: {what}")
     first = files.sha256(RunFolder(folder).shard(plan.shards[0]).path, "environment.json")
-    require_same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)
+    digest = files.sha256(folder, "environment.json")
+    require_same("the sha256 of environment.json", digest, first, "the first shard")
     return replace(
         shards[0][1],
         cases=sum(found.cases for _, found in shards),
@@ -84,13 +86,13 @@ def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
         statement, keyid = signed(read_envelope(shard))
         for name in set(KEPT) - {MANIFEST}:
             if files.sha256(shard, name) != statement.digests.get(name):
-                raise VerificationFailed(f"its {name} is not what was signed")
+                raise VerificationFailed(f"{name} was changed after the signature")
         own = Plan.read(shard / "plan.json")
         if not own.run_id == run_id == statement.predicate.run_id:
-            raise VerificationFailed("its plan or its manifest is of another run")
+            raise VerificationFailed("plan.json or the manifest is of another run")
         found = check_log(shard, own)
         if found.origin.keyid != keyid:
-            raise VerificationFailed("the key that signed it is not the key that measured it")
+            raise VerificationFailed("its manifest and its log are signed with different keys")
     except (UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"the shard {run_id}: {error}") from None
     return own, replace(found, shards=(statement.predicate.as_shard,))
@@ -112,7 +114,7 @@ def plan_together(shards: Sequence[Plan], run_id: str, created: datetime) -> Pla
         if other:
             names = ", ".join(sorted(other)[:5])
             raise UsageError(
-                f"{own.run_id} does not fit the shards before it: its {names} differ",
+                f"shard {own.run_id} does not fit the other shards: these differ: {names}",
                 "give the shards of one plan; `nsabench compare` and `nsabench threshold` take "
                 "runs of several.",
             )

@@ -31,7 +31,7 @@ from nsabench.signing.keys import public_der
 
 
 def seal(folder: Path, signer: Signer) -> Statement:
-    """Sign all files of a run. Raises `VerificationFailed` for a link or a file that no run has."""
+    """Sign all files of a run. Raises `VerificationFailed` if anything else is in the folder."""
     RunFolder(folder).refuse_foreign()
     statement = describe(folder, signer)
     whole(folder / MANIFEST, dsse.sign(statement.to_json(), signer.key).to_json())

@@ -1,6 +1,6 @@
 """The signed statement: an in-toto Statement v1 over the files of a run.
 
-docs/reference/manifest.md describes the predicate. A change of meaning is a new predicate type.
+docs/reference/manifest.md describes the predicate. A change of meaning needs a new predicate type.
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
 
@@ -31,7 +31,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class Trust(Word):
-    """How far a run can be trusted, the least first."""
+    """How far a run can be trusted, from the lowest level to the highest."""
 
     UNSIGNED = "unsigned", "nothing shows that it was not altered"
     EPHEMERAL = "ephemeral", "not altered since it was made; nothing shows by whom"
@@ -59,10 +59,7 @@ class SignedBy(Frozen):
 
 
 class ShardSigned(Frozen):
-    """The signer of a shard of a merged run, and when it signed.
-
-    The shard's manifest is beside its log.
-    """
+    """The signer of a shard of a merged run, and the time of the signature."""
 
     run_id: RunId
     keyid: Sha256
@@ -76,7 +73,7 @@ class Library(Frozen):
 
 
 class PlanBrief(Frozen):
-    """The plan in brief; plan.json holds it in full."""
+    """A summary of plan.json."""
 
     created: Moment
     nsabench: str
@@ -85,12 +82,12 @@ class PlanBrief(Frozen):
     matrices: dict[str, str]  # name -> sha256
     kernels_sha256: str
     ops_sha256: str
-    packages: dict[str, Library]  # by name, those that were installed
+    packages: dict[str, Library]  # the installed libraries that implementations call
     cases: Count
 
 
 class EnvironmentBrief(Frozen):
-    """The environment in brief; environment.json holds it in full."""
+    """A summary of environment.json."""
 
     complete: bool
     gpu: str | None = None
@@ -102,7 +99,7 @@ class EnvironmentBrief(Frozen):
     cuda: str | None = None
     combo: str | None = None
     image_digest: str | None = None
-    commits: dict[str, str] = Field(default={})  # by checkout; "-dirty" if files were changed
+    commits: dict[str, str] = Field(default={})  # of each checkout, "-dirty" if files had changed
 
 
 class Predicate(Frozen):
@@ -114,9 +111,9 @@ class Predicate(Frozen):
     records: Count  # rows of the tables
     comparisons: Count
     samples: Count
-    controls_caught: bool  # False: a control was missed, and the run decides nothing
+    controls_caught: bool  # False: a check missed a control, or no control reached it
     results_schema: Count
-    shards: tuple[ShardSigned, ...] = ()  # that were merged
+    shards: tuple[ShardSigned, ...] = ()  # the shards that were merged
 
     @property
     def as_shard(self) -> ShardSigned:
@@ -158,7 +155,7 @@ def read_envelope(folder: Path) -> Envelope:
 
 
 def signed(envelope: Envelope) -> tuple[Statement, str]:
-    """Check that the key in a statement signed it, and return the statement and the key's id."""
+    """Check that a statement was signed with the key in it. Return it, and the key's id."""
     statement = Statement.parse(envelope.content())
     try:
         der = base64.b64decode(statement.predicate.signer.public_key, validate=True)
@@ -171,13 +168,14 @@ def signed(envelope: Envelope) -> tuple[Statement, str]:
     return statement, keyid
 
 
-def require_same(what: str, value: object, expected: object) -> None:
+def require_same(what: str, value: object, expected: object, source: str = "") -> None:
     if value != expected:
-        raise VerificationFailed(f"{what} is {value!r} and should be {expected!r}")
+        why = f", as {source} says" if source else ""
+        raise VerificationFailed(f"{what} is {value!r} and should be {expected!r}{why}")
 
 
 def is_device(named: str, measured: str) -> bool:
-    """Return whether a device is the named one. torch adds a MIG slice to the name."""
+    """Return whether two names are of one device. torch appends a MIG slice to the name."""
     return measured == named or measured.startswith(f"{named} MIG ")
 
 

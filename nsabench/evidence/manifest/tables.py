@@ -1,7 +1,7 @@
-"""Check that the tables and the thresholds of a run are what follows from its plan and log.
+"""Check that the tables and the thresholds of a run follow from its plan and log.
 
-They are derived again and compared: first their bytes, then every value, as the bytes depend on the
-version of pyarrow. docs/reference/manifest.md lists what depends on versions.
+They are derived again. If the bytes differ, which may be due to the version of pyarrow, every value
+is compared. docs/reference/manifest.md lists what else depends on versions.
 """
 
 from pathlib import Path
@@ -51,12 +51,12 @@ def derive_tables(folder: Path, plan: Plan, into: Path) -> None:
     except UsageError as error:
         raise VerificationFailed(f"they cannot be derived: {error}", error.remedy) from None
     except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
-        # A sealed log can still hold numbers that no device measures.
+        # Even a signed log can contain numbers that no device measures.
         raise VerificationFailed(f"they do not follow from the log: {error!r}") from None
 
 
 def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str:
-    """Compare tables and thresholds with those in `derived`, and return a sentence about it."""
+    """Compare tables and thresholds with those in `derived`, and say in a sentence how they fit."""
     other = [
         name
         for name in (f"{table}.parquet" for table in TABLES)
@@ -71,8 +71,8 @@ def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str
             _check_thresholds(folder, derived, is_same_version)
     except VerificationFailed as error:
         error.remedy = error.remedy or (
-            f"do not rely on it. The run was made with {made}, and this is nsabench {__version__}: "
-            "where these differ, verify it with those versions."
+            f"do not rely on it. The run was made with {made}, and this is nsabench {__version__}. "
+            "If the versions differ, verify the run with those that made it."
         )
         raise
     if not other:
@@ -85,7 +85,7 @@ def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str
 
 
 def _check_values(path: Path, derived: Path, is_same_version: bool) -> None:
-    """Compare the values of two tables: of another version, only the columns that both have."""
+    """Compare the values of two tables. If versions differ, compare only columns of both."""
     rows, expected = count_rows(path), pq.read_metadata(derived).num_rows
     if rows != expected:
         raise VerificationFailed(f"{path.name} has {rows} rows, and {expected} follow from the log")
@@ -119,7 +119,7 @@ def _check_column(path: Path, derived: Path, name: str) -> None:
 
 
 def _check_statistics(path: Path, derived: Path) -> None:
-    """Compare the bounds of columns: a reader that trusts them, such as DuckDB, skips rows."""
+    """Compare the stored statistics of columns, by which readers such as DuckDB skip rows."""
     found, expected = pq.read_metadata(path), pq.read_metadata(derived)
     groups = [[m.row_group(i) for i in range(m.num_row_groups)] for m in (found, expected)]
     if [group.num_rows for group in groups[0]] != [group.num_rows for group in groups[1]]:
@@ -128,9 +128,7 @@ def _check_statistics(path: Path, derived: Path) -> None:
         bounds, derived_bounds = _bounds(group), _bounds(derived_group)
         for key in bounds.keys() & derived_bounds.keys():
             if bounds[key] != derived_bounds[key]:
-                raise VerificationFailed(
-                    f"{path.name}: {key[0]} has a {key[1]} that is not its own"
-                )
+                raise VerificationFailed(f"{path.name}: the stored {key[1]} of {key[0]} is wrong")
 
 
 def _bounds(group: Any) -> dict[tuple[str, str], Any]:
@@ -157,7 +155,7 @@ def _check_thresholds(folder: Path, derived: Path, is_same_version: bool) -> Non
             raise VerificationFailed(str(error)) from None
         (held, *others), (follows, *_) = documents
         if others:
-            raise VerificationFailed(f"{paths[0].name} holds several documents")
+            raise VerificationFailed(f"{paths[0].name} contains several documents")
         _check_data(held.data, follows.data, (), is_same_version)
 
 

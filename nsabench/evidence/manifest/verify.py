@@ -1,4 +1,4 @@
-"""Verify a run folder check by check, and stop at the first that breaks."""
+"""Verify a run folder check by check, and stop at the first broken check."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class Report:
     folder: Path
     outcomes: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHECKS, "not run"))
     details: dict[str, str] = field(default_factory=dict)
-    remedy: str = "do not rely on it; get the run again from where it was made."
+    remedy: str = "do not rely on it; copy the run again from the machine that made it."
     trust: Trust = Trust.UNSIGNED
     keyid: str = ""
     predicate: Predicate | None = None
@@ -54,7 +54,7 @@ class Report:
 
     @contextmanager
     def check(self, name: str) -> Iterator[None]:
-        """Note the outcome of the check in the block. Raises `_Stopped` if it breaks."""
+        """Record the outcome of the check in the block. Raises `_Stopped` if it is broken."""
         try:
             yield
         except VerificationFailed as error:
@@ -83,11 +83,11 @@ def verify(
     revoked: Mapping[str, Revocation] | None = None,
     tables: bool = True,
 ) -> Report:
-    """Run the checks in the order of `CHECKS` and stop at the first that breaks.
+    """Run the checks in the order of `CHECKS`, and stop at the first broken check.
 
     trusted: ids of the keys that make a run `pinned`.
-    require: the least trust that passes. With `unsigned`, a run needs no manifest.
-    revoked: keys that no longer count; None: those in NSABENCH_REVOKED_KEYS.
+    require: the lowest trust that passes. With `unsigned`, a run needs no manifest.
+    revoked: revoked keys by id; None: those in NSABENCH_REVOKED_KEYS.
     tables: whether to derive tables and thresholds from the log and compare them.
     """
     report = Report(folder)
@@ -102,7 +102,7 @@ def verify(
         else:
             report.details["manifest"] = "there is none"
         plan, logged = _check_contents(report)
-        with report.check("trust"):  # before much is computed from what a stranger made
+        with report.check("trust"):  # before anything is derived from a stranger's log
             if report.predicate is not None:
                 report.trust = trust_in(report.predicate, keyids, revoked, require)
             report.details["trust"] = report.trust
@@ -110,7 +110,7 @@ def verify(
             with report.check("tables"):
                 report.details["tables"] = _check_tables(folder, plan, logged, report.predicate)
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
-        with suppress(VerificationFailed):  # its log is not sound
+        with suppress(VerificationFailed):  # raised if the log is broken also
             _, origin = read_log(folder, read_plan(folder, None))
             if not keyids or origin.keyid in keyids:
                 command = f"`nsabench all --resume {folder}`"
@@ -119,7 +119,7 @@ def verify(
 
 
 def refuse_altered(folder: Path, trusted: Iterable[str] = (), *, tables: bool = True) -> Trust:
-    """Return how far a run can be trusted, once it is unaltered. tables: as in `verify`."""
+    """Verify a run unless it is unsigned, and return its trust. tables: as in `verify`."""
     if not os.path.lexists(folder / MANIFEST):
         return Trust.UNSIGNED
     report = verify(folder, trusted=trusted, tables=tables)
@@ -128,7 +128,7 @@ def refuse_altered(folder: Path, trusted: Iterable[str] = (), *, tables: bool = 
 
 
 def signed_around(path: Path) -> Path | None:
-    """Return the signed run that `path` is, or is in. `path` need not exist."""
+    """Return the signed run that is `path` or contains it. `path` need not exist."""
     resolved = path.resolve()
     folders = (resolved, *resolved.parents)
     return next((folder for folder in folders if os.path.lexists(folder / MANIFEST)), None)
@@ -183,11 +183,11 @@ def _read_digests(statement: Statement) -> dict[str, str]:
     shards = [shard.run_id for shard in statement.predicate.shards]
     for name in digests:
         if not is_run_file(name, shards):
-            raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
+            raise VerificationFailed(f"the statement names {name[:200]!r}, not a file of a run")
     logs = [f"{SHARDS}/{run_id}/{name}" for run_id in shards for name in KEPT] or ["log.jsonl"]
     for needed in ("plan.json", *logs, *(f"{table}.parquet" for table in TABLES)):
         if needed not in digests:
-            raise VerificationFailed(f"the statement does not speak of {needed}")
+            raise VerificationFailed(f"the statement does not name {needed}")
     return digests
 
 
@@ -197,13 +197,13 @@ def _compare_names(report: Report, names: list[str]) -> None:
         raise VerificationFailed(f"{name} is missing")
     for name in sorted(there - report.digests.keys()):
         raise VerificationFailed(f"{name} was added after the signature")
-    if RUN_KEY in names:  # it is there while a run is signed
+    if RUN_KEY in names:  # a run is verified before its ephemeral key is deleted
         try:
             kept = read_run_key(report.folder)
         except UsageError as error:
             raise VerificationFailed(str(error)) from None
         if kept is None or kept.keyid != report.keyid:
-            raise VerificationFailed(f"{RUN_KEY} is not the key that signed")
+            raise VerificationFailed(f"{RUN_KEY} is not the key that signed the run")
 
 
 def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
@@ -212,8 +212,8 @@ def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
     except UsageError as error:
         raise VerificationFailed(f"plan.json: {error}") from None
     if predicate is not None:
-        require_same("plan.json: run_id", plan.run_id, predicate.run_id)
-        require_same("plan.json", brief_plan(plan), predicate.plan)
+        require_same("plan.json: run_id", plan.run_id, predicate.run_id, MANIFEST)
+        require_same("plan.json", brief_plan(plan), predicate.plan, MANIFEST)
     return plan
 
 
@@ -223,27 +223,27 @@ def _check_environment(folder: Path, predicate: Predicate | None) -> Environment
     if predicate is not None:
         there = brief_of(environment)
         for name, stated in predicate.environment:
-            require_same(f"environment.json: {name}", getattr(there, name), stated)
+            require_same(f"environment.json: {name}", getattr(there, name), stated, MANIFEST)
     return environment
 
 
 def _check_origin(
     plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
 ) -> str:
-    """Check that one key measured and signed, and that the environment is what the log says."""
+    """Check that one key signed log and manifest, and that the environment fits the log."""
     software, device = logged.described.software, logged.described.device
     torch, gpu, measured = environment.software.torch, environment.gpu, device.name or ""
     if torch is not None:
-        require_same("environment.json: torch, by the log,", torch, software.torch)
+        require_same("environment.json: torch", torch, software.torch, "the log")
     if plan.device == "cuda" and gpu is not None and not is_device(gpu.name or "", measured):
-        require_same("environment.json: the GPU, by the log,", gpu.name or "", measured)
+        require_same("environment.json: the GPU", gpu.name or "", measured, "the log")
     if plan.shards:
         if predicate is not None:
-            require_same("the signers of its shards", logged.shards, predicate.shards)
+            require_same("the list of its signers", logged.shards, predicate.shards, MANIFEST)
         return describe_signers(logged.shards)
     if predicate is not None:
         signer, key = predicate.signer.keyid, logged.origin.keyid
-        require_same("log.jsonl: the key that it is signed with", key, signer)
+        require_same("log.jsonl: its key", key, signer, MANIFEST)
     return str(logged.origin)
 
 

@@ -191,7 +191,7 @@ def test_a_swapped_key(run: Path, signer: Signer) -> None:
     """Nobody can sign what was measured in the name of another key."""
     seal(run, Signer(Ed25519PrivateKey.generate(), ephemeral=False))
     broken = verify(run, trusted=[signer.keyid]).broken or ""
-    assert broken.startswith("origin: log.jsonl: the key that it is signed with is")
+    assert broken.startswith("origin: log.jsonl: its key")
 
 
 def set_column(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
@@ -315,7 +315,7 @@ def test_bounds_that_are_not_of_the_values(run: Path, signer: Signer) -> None:
     assert pq.read_table(path).equals(table)
     seal(run, signer)
     broken = verify(run).broken
-    assert broken == "tables: comparisons.parquet: lo has a greatest value that is not its own"
+    assert broken == "tables: comparisons.parquet: the stored greatest value of lo is wrong"
 
 
 def test_tables_of_another_version(
