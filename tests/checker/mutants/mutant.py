@@ -1,10 +1,5 @@
-"""The base of all mutants, and the cases that mutants are run on."""
+"""Mutants: a right kernel, wrong in one thing, with the case it is run on."""
 
-from __future__ import annotations
-
-import importlib
-import pkgutil
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -12,160 +7,148 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.vocabulary import Direction, DType
-from tests.checker.mutants import gradient
+from nsabench.model.case import Case
+from tests.checker.mutants.kernel import RIGHT, RIGHT_BACKWARD
+from tests.checker.mutants.right import KERNELS
+from tests.checking import a_case, rounds
 
-Kernel = Callable[..., Tensor]
-Change = Callable[[SimpleNamespace], dict[str, Any]]
-Spoil = Callable[[Tensor, SimpleNamespace], Tensor | None]
-
-SEED = 11
-ROUNDS = 3
+MUTANTS = []
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """diagnosis: its id. make: returns a fresh kernel, with nothing remembered."""
+    """diagnosis: its id."""
 
-    name: str
     case: Case
     bug: str
     diagnosis: str
-    make: Callable[[], Kernel]
+    kernel: Any
+
+    @property
+    def name(self):
+        return f"{self.case.op}-{self.case.direction}-{self.bug}"
 
 
-_collected: list[Mutant] = []
-_right: dict[str, Kernel] = {}
+def case(op, dtype, distribution="dense", direction="forward", **shape):
+    """Return a case as the shipped matrices have it, with a few timed calls."""
+    fields = {"dtype": dtype, "distribution": distribution, "direction": direction}
+    return a_case(op, shape, **fields, seed=11, timing=rounds(3, warmup_s=1e-4, rotate=2))
 
 
-def case(
-    op: str, dtype: str, distribution: str = "dense", direction: str = "forward", **shape: int
-) -> Case:
-    """A case as the shipped matrices have it, with a few timed calls."""
-    return Case(
-        op=op,
-        shape=shape,
-        dtype=DType(dtype),
-        direction=Direction(direction),
-        distribution=distribution,
-        timeout_s=60,
-        seed=SEED,
-        timing=Timing(
-            warmup_s=1e-4, stopping=FixedCount(kind="fixed_count", rounds=ROUNDS), rotate=2
-        ),
-    )
-
-
-def right(op: str) -> Callable[[Kernel], Kernel]:
-    """The decorated kernel is the right one of this op, of which mutants are made."""
-
-    def register(kernel: Kernel) -> Kernel:
-        _right[op] = kernel
-        return kernel
-
-    return register
-
-
-def right_kernel(case: Case) -> Kernel:
+def right_kernel(case):
     """Return the kernel that the mutants of a case are made of."""
-    kernel = _right[case.op]
-    backward = case.direction is Direction.BACKWARD
-    return partial(kernel, steps=gradient.RIGHT) if backward else kernel
+    kernel = KERNELS[case.op]
+    return partial(kernel, steps=RIGHT_BACKWARD) if case.direction == "backward" else kernel
 
 
-def mutant(case: Case, bug: str, diagnosis: str) -> Callable[[Kernel], Kernel]:
-    """The decorated kernel has this bug."""
-
-    def register(kernel: Kernel) -> Kernel:
-        add(case, bug, diagnosis, kernel)
-        return kernel
-
-    return register
+def named(case, tensors, options):
+    """Return the arguments of a kernel of this case by name."""
+    return {**dict(zip(signature(KERNELS[case.op]).parameters, tensors, strict=False)), **options}
 
 
-def broken_steps(case: Case, bug: str, diagnosis: str, steps: Any) -> None:
-    """Add the right kernel with other `Steps`."""
-    add(case, bug, diagnosis, lambda *x, **options: _right[case.op](*x, **options, steps=steps))
+def broken_steps(*rows):
+    """Add right kernels with other steps: (case, bug, diagnosis, steps)."""
+    for case, bug, diagnosis, steps in rows:
+        MUTANTS.append(Mutant(case, bug, diagnosis, partial(KERNELS[case.op], steps=steps)))
 
 
-def broken_inputs(case: Case, bug: str, diagnosis: str, change: Change) -> None:
-    """Add the right kernel on other arguments: what `change` returns for those that it gets."""
+def broken_edges(*rows):
+    """Add right kernels whose queries see other keys: (case, bug, diagnosis, change).
 
-    def kernel(*tensors: Tensor, **options: Any) -> Tensor:
-        of = arguments(case, tensors, options)
-        return right_kernel(case)(**{**of, **change(SimpleNamespace(**of))})
-
-    add(case, bug, diagnosis, kernel)
-
-
-def broken_output(case: Case, bug: str, diagnosis: str, change: Spoil) -> None:
-    """Add the right kernel, whose output `change` alters in place or replaces."""
-
-    def kernel(*tensors: Tensor, **options: Any) -> Tensor:
-        out = right_kernel(case)(*tensors, **options)
-        other = change(out, SimpleNamespace(**arguments(case, tensors, options)))
-        return out if other is None else other
-
-    add(case, bug, diagnosis, kernel)
+    change: (first key, one behind the last) of each query -> others.
+    """
+    for case, bug, diagnosis, change in rows:
+        steps = RIGHT.changed(edges=lambda self, lo, hi, change=change: change(lo, hi))
+        broken_steps((case, bug, diagnosis, steps))
 
 
-def unwritten(*index: Any) -> Spoil:
+def broken_inputs(*rows):
+    """Add right kernels on other arguments: (case, bug, diagnosis, change).
+
+    change: returns others for some of the arguments that it gets.
+    """
+    for case, bug, diagnosis, change in rows:
+
+        def kernel(*tensors, case=case, change=change, **options):
+            given = named(case, tensors, options)
+            return right_kernel(case)(**{**given, **change(SimpleNamespace(**given))})
+
+        MUTANTS.append(Mutant(case, bug, diagnosis, kernel))
+
+
+def broken_outputs(*rows):
+    """Add right kernels: (case, bug, diagnosis, change).
+
+    change: alters the output in place, or returns another.
+    """
+    for case, bug, diagnosis, change in rows:
+
+        def kernel(*tensors, case=case, change=change, **options):
+            out = right_kernel(case)(*tensors, **options)
+            other = change(out, SimpleNamespace(**named(case, tensors, options)))
+            return out if other is None else other
+
+        MUTANTS.append(Mutant(case, bug, diagnosis, kernel))
+
+
+def heads_in_turn(*cases):
+    """Add kernels that deal query heads, axis 2 or the last but one, to KV heads in turn."""
+    for case in cases:
+
+        def kernel(*tensors, case=case, **options):
+            given = named(case, tensors, options)
+            axis, kv_axis = given["q"].dim() - 2, 1 if case.op.startswith("decode") else 2
+            heads, groups = given["q"].shape[axis], given["k"].shape[kv_axis]
+            order = torch.arange(heads).view(-1, groups).T.flatten()
+            out = right_kernel(case)(**{**given, "q": given["q"].index_select(axis, order)})
+            return torch.empty_like(out).index_copy(axis, order, out)
+
+        bug = "query heads are dealt to KV heads in turn"
+        MUTANTS.append(Mutant(case, bug, "heads-dealt-in-turn", kernel))
+
+
+def put(**arguments):
+    """Return a change that puts these in the place of arguments."""
+    return lambda x: arguments
+
+
+def on(names, change):
+    """Return a change of the arguments with these names, separated by blanks."""
+    return lambda x: {name: change(getattr(x, name)) for name in names.split()}
+
+
+def at(*index):
+    """Return a change of a tensor to a part of it."""
+    return lambda x: x[index]
+
+
+def first(axis):
+    """Return a change of a tensor to its first element along an axis, for all."""
+    return lambda x: x.narrow(axis, 0, 1).expand_as(x)
+
+
+def unwritten(*index):
     """Return a change of an output that leaves zeros at the index."""
 
-    def spoil(out: Tensor, _: SimpleNamespace) -> None:
+    def spoil(out, x):
         out[index] = 0
 
     return spoil
 
 
-def heads_in_turn(case: Case) -> None:
-    """Add a kernel that deals query heads, axis 2 or the last but one, to KV heads in turn."""
+def stale(index):
+    """Return a change of an output that leaves a part, `index(arguments)`, of the call before."""
+    before = []
 
-    def kernel(*tensors: Tensor, **options: Any) -> Tensor:
-        of = arguments(case, tensors, options)
-        axis, kv_axis = of["q"].dim() - 2, 1 if case.op.startswith("decode") else 2
-        order = torch.arange(of["q"].shape[axis]).view(-1, of["k"].shape[kv_axis]).T.flatten()
-        out = right_kernel(case)(**{**of, "q": of["q"].index_select(axis, order)})
-        return torch.empty_like(out).index_copy(axis, order, out)
+    def spoil(out, x):
+        before.append(out.clone())
+        out[index(x)] = before[max(len(before) - 2, 0)][index(x)]
 
-    bug = "query heads are dealt to KV heads in turn"
-    add(case, bug, "heads-dealt-in-turn", kernel)
+    return spoil
 
 
-def mutant_that_remembers(case: Case, bug: str, diagnosis: str) -> Callable[[Any], Any]:
-    """As `mutant`, for a function that makes a kernel whose bug hangs on the calls before."""
-
-    def register(make: Callable[[], Kernel]) -> Callable[[], Kernel]:
-        _add(case, bug, diagnosis, make)
-        return make
-
-    return register
-
-
-def arguments(case: Case, tensors: Sequence[Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a kernel of this case by name."""
-    return {**dict(zip(signature(_right[case.op]).parameters, tensors, strict=False)), **options}
-
-
-def add(case: Case, bug: str, diagnosis: str, kernel: Kernel) -> None:
-    _add(case, bug, diagnosis, lambda: kernel)
-
-
-def _add(case: Case, bug: str, diagnosis: str, make: Callable[[], Kernel]) -> None:
-    _collected.append(Mutant(f"{case.op}-{case.direction}-{bug}", case, bug, diagnosis, make))
-
-
-def mutants() -> list[Mutant]:
-    """All of them, from every file of this folder."""
-    _load()
-    return list(_collected)
-
-
-def _load() -> None:
-    package = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        if not module.name.startswith("test_"):
-            importlib.import_module(f"{package}.{module.name}")
+def sequences_one_late(x):
+    late = x.cu_seqlens + 1
+    late[0], late[-1] = 0, x.q.shape[1]
+    return {"cu_seqlens": late}
