@@ -1,23 +1,15 @@
 """The direction backward: what is timed, what is checked, and what is caught, on the CPU."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsabench import ops, registry
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
-from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
-from nsabench.registry import Implementation
-from nsabench.worker.arm import CaseArm
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import a_case, arm_of, observations, registered, rounds, sets_of
 
@@ -27,22 +19,22 @@ SHAPE = {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 16, "S_kv": 96, "n_spans
 FORWARD_S = 0.05
 
 
-def make_case(dtype: str = "float16", distribution: str = "disjoint", **timing) -> Case:
+def make_case(dtype="float16", distribution="disjoint", **timing):
     fields = {"dtype": dtype, "direction": Direction.BACKWARD, "distribution": distribution}
     count = timing.pop("rounds", 12)
     return a_case(OP, SHAPE, **fields, timing=rounds(count, warmup_s=0.001, **timing))
 
 
-def item(call: Callable[..., Tensor]) -> Implementation:
+def item(call):
     return registered(OP, "mine", call)
 
 
-def my_arm(call: Callable[..., Tensor], case: Case | None = None, seed: int = 0) -> CaseArm:
+def my_arm(call, case=None, seed=0):
     case = case or make_case()
     return arm_of(item(call), case, sets_of(case), Random(seed))
 
 
-def outcome_of(call: Callable[..., Tensor], case: Case | None = None):
+def outcome_of(call, case=None):
     return observations(case or make_case(), [item(call)])[0]
 
 
@@ -63,7 +55,7 @@ CAUGHT = {
         ("float16", "all_empty"),
     ],
 )
-def test_the_honest_pass_with_every_gradient(dtype, distribution) -> None:
+def test_the_honest_pass_with_every_gradient(dtype, distribution):
     case = make_case(dtype, distribution)
     for name in ("masked_sdpa", "packed_sdpa"):
         found = outcome_of(shipped[name].call, case)
@@ -72,17 +64,17 @@ def test_the_honest_pass_with_every_gradient(dtype, distribution) -> None:
 
 
 @pytest.mark.parametrize("name", CAUGHT)
-def test_controls_are_caught_and_told_apart(name) -> None:
+def test_controls_are_caught_and_told_apart(name):
     found = outcome_of(shipped[name].call)
     assert found.status is Status.WRONG
     assert CAUGHT[name][0] in found.reason
     assert CAUGHT[name][1] in found.diagnosis
 
 
-def test_every_gradient_is_looked_at() -> None:
+def test_every_gradient_is_looked_at():
     for at, name in enumerate(("dq", "dk", "dv")):
 
-        def scaled(*tensors: Tensor, at: int = at, **options: Any) -> Tensor:
+        def scaled(*tensors, at=at, **options):
             qkv = list(tensors)
             qkv[at] = 0.9 * qkv[at] + 0.1 * qkv[at].detach()  # a tenth of one gradient is lost
             return masked_sdpa(*qkv, **options)
@@ -92,25 +84,21 @@ def test_every_gradient_is_looked_at() -> None:
         assert "0.9 times the right one" in found.diagnosis
 
 
-def test_a_gradient_that_is_missing_is_named() -> None:
-    def detached(q: Tensor, k: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+def test_a_gradient_that_is_missing_is_named():
+    def detached(q, k, *rest, **options):
         return masked_sdpa(q, k.detach(), *rest, **options)
 
     assert "gives no dk" in outcome_of(detached).reason
 
 
-def test_an_implementation_without_a_backward_is_unsupported() -> None:
-    def forward_only(*tensors: Tensor, **options: Any) -> Tensor:
-        with torch.no_grad():
-            return masked_sdpa(*tensors, **options)
-
-    found = outcome_of(forward_only)
+def test_an_implementation_without_a_backward_is_unsupported():
+    found = outcome_of(torch.no_grad()(masked_sdpa))
     assert found.status is Status.UNSUPPORTED
     assert "no backward" in found.reason
 
 
-def test_the_forward_is_not_in_the_time() -> None:
-    def slow(*tensors: Tensor, **options: Any) -> Tensor:
+def test_the_forward_is_not_in_the_time():
+    def slow(*tensors, **options):
         time.sleep(FORWARD_S)
         return masked_sdpa(*tensors, **options)
 
@@ -119,58 +107,51 @@ def test_the_forward_is_not_in_the_time() -> None:
     assert min(found.samples.time_ms) < FORWARD_S * 1e3 / 2
 
 
-class _Hooked(torch.autograd.Function):
-    """Attention whose backward is `backward(grad_out, q, dq) -> dq`."""
+class Made(torch.autograd.Function):
+    """The output that `make()` returns, with the gradients of tensors that `backward` returns."""
 
     @staticmethod
-    def forward(ctx, q, out, dq_of):  # type: ignore[no-untyped-def]
-        ctx.dq_of = dq_of
-        ctx.save_for_backward(q)
-        return out.view_as(out)
+    def forward(ctx, make, backward, *tensors):
+        ctx.made = backward
+        return make()
 
     @staticmethod
-    def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
-        return ctx.dq_of(grad_out, *ctx.saved_tensors), grad_out, None
+    def backward(ctx, grad_out):
+        return (None, None, *ctx.made(grad_out))
 
 
-def with_dq(dq_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """The right answer, with what `dq_of(grad_out, q)` returns added to its dq."""
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (lambda grad_out, q: grad_out.mul_(2), "changed the gradient it was given"),
+        (lambda grad_out, q: q.data.mul_(2), "changed its input q"),
+    ],
+)
+def test_what_a_backward_reads_must_stay_as_it_is(changes, reason):
+    def call(q, *rest, **options):
+        out = masked_sdpa(q, *rest, **options)
 
-    def call(q: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        return _Hooked.apply(q, masked_sdpa(q, *rest, **options), dq_of)
+        def hook(grad_out):
+            changes(grad_out, q)
 
-    return call
+        out.register_hook(hook)
+        return out
 
-
-def test_the_gradient_it_is_given_must_stay_as_it_is() -> None:
-    def doubled(grad_out: Tensor, q: Tensor) -> Tensor:
-        grad_out.mul_(2)
-        return torch.zeros_like(q)
-
-    with pytest.raises(Failure, match="changed the gradient it was given"):
-        my_arm(with_dq(doubled)).check()
-
-
-def test_inputs_must_stay_as_they_are() -> None:
-    def moved(grad_out: Tensor, q: Tensor) -> Tensor:
-        q.data.mul_(2)
-        return torch.zeros_like(q)
-
-    with pytest.raises(Failure, match="changed its input q"):
-        my_arm(with_dq(moved)).check()
+    with pytest.raises(Failure, match=reason):
+        my_arm(call).check()
 
 
-def test_a_gradient_made_in_the_forward_is_wrong() -> None:
+def test_a_gradient_made_in_the_forward_is_wrong():
     """It knows everything but the gradient of the output, and guesses the one it saw last."""
-    seen: list[Tensor] = []
+    seen = []
 
-    def guess(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
+    def guess(q, k, v, ranges, **options):
         out = masked_sdpa(q, k, v, ranges, **options)
         if not seen:
             out.register_hook(lambda grad_out: seen.append(grad_out.clone()))
             return out
         grads = torch.autograd.grad(out, (q, k, v), seen[-1])
-        return _Replay.apply(q, k, v, out.detach(), grads)
+        return Made.apply(out.clone, lambda grad_out: grads, q, k, v)
 
     arm = my_arm(guess)
     with pytest.raises(Failure, match="mean absolute error"):
@@ -178,29 +159,18 @@ def test_a_gradient_made_in_the_forward_is_wrong() -> None:
     assert seen  # it was right once
 
 
-class _Replay(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, out, grads):  # type: ignore[no-untyped-def]
-        ctx.grads = grads
-        return out.clone()
+def test_a_gradient_that_is_the_one_it_was_given_is_wrong():
+    case = make_case().model_copy(update={"shape": {**SHAPE, "Dv": SHAPE["D"]}})
 
-    @staticmethod
-    def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
-        return (*ctx.grads, None, None)
+    def alias(q, *rest, **options):
+        out = masked_sdpa(q, *rest, **options)
+        return Made.apply(out.clone, lambda grad_out: (grad_out,), q)
 
-
-def test_a_gradient_of_another_form_is_wrong() -> None:
     with pytest.raises(Failure, match="dq shares memory with its input grad_out"):
-        case = make_case().model_copy(update={"shape": {**SHAPE, "Dv": SHAPE["D"]}})
-
-        def alias(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
-            out = masked_sdpa(q.detach(), k, v, ranges, **options)
-            return _Hooked.apply(q, out, lambda grad_out, q: grad_out)
-
         my_arm(alias, case).check()
 
 
-def test_a_backward_is_not_captured() -> None:
+def test_a_backward_is_not_captured():
     with pytest.raises(Failure, match="CUDA graphs") as caught:
         my_arm(masked_sdpa).caller.capture()
     assert caught.value.status is Status.UNSUPPORTED
@@ -209,19 +179,9 @@ def test_a_backward_is_not_captured() -> None:
 class TwiceTimer(CpuTimer):
     """Throws every first sample away, as one whose launch gap was seen is."""
 
-    def sample(self, arm, call, again=None):  # type: ignore[no-untyped-def]
+    def sample(self, arm, call, again=None):
         super().sample(arm, call)
         return super().sample(arm, call if again is None else again())
-
-
-class _Spoiled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, out, change):  # type: ignore[no-untyped-def]
-        return change(out.clone())
-
-    @staticmethod
-    def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
-        return grad_out, None
 
 
 @pytest.mark.parametrize(
@@ -231,28 +191,30 @@ class _Spoiled(torch.autograd.Function):
         (lambda out: out.fill_(torch.nan), "output elements are NaN"),
     ],
 )
-def test_the_output_of_a_backward_is_held_to_the_oracle(change, reason) -> None:
+def test_the_output_of_a_backward_is_held_to_the_oracle(change, reason):
     """Its gradients are right."""
 
-    def spoiled(*tensors: Tensor, **options: Any) -> Tensor:
-        return _Spoiled.apply(masked_sdpa(*tensors, **options), change)
+    def spoiled(*tensors, **options):
+        out = masked_sdpa(*tensors, **options)
+        return Made.apply(lambda: change(out.clone()), lambda grad_out: (grad_out,), out)
 
     found = outcome_of(spoiled)
     assert found.status is Status.WRONG
     assert reason in found.reason
 
 
-def test_an_output_of_a_backward_lives_on() -> None:
+def test_an_output_of_a_backward_lives_on():
     """Two layers of a network that share a buffer spoil each other's output."""
-    buffers: list[Tensor] = []
+    buffers = []
 
-    def keep(out: Tensor) -> Tensor:
-        if not buffers:
-            buffers.append(out)
-        return buffers[0].copy_(out).view_as(out)
+    def in_one_buffer(*tensors, **options):
+        out = masked_sdpa(*tensors, **options)
 
-    def in_one_buffer(*tensors: Tensor, **options: Any) -> Tensor:
-        return _Spoiled.apply(masked_sdpa(*tensors, **options), keep)
+        def keep():
+            buffers.append(out.clone())
+            return buffers[0].copy_(out).view_as(out)
+
+        return Made.apply(keep, lambda grad_out: (grad_out,), out)
 
     found = outcome_of(in_one_buffer)
     assert found.status is Status.WRONG
@@ -260,15 +222,15 @@ def test_an_output_of_a_backward_lives_on() -> None:
 
 
 @pytest.mark.parametrize("direction", list(Direction))
-def test_a_sample_can_be_taken_again(direction) -> None:
+def test_a_sample_can_be_taken_again(direction):
     case = make_case().model_copy(update={"direction": direction})
     [found] = observations(case, [item(masked_sdpa)], timer=TwiceTimer())
     assert found.status is Status.OK, found.reason
 
 
 def test_gradients_of_large_sums_are_held_to_the_format_and_small_ones_to_the_tolerance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """bfloat16 resolves 2^-8 of a value. With gradients of about 30, an honest kernel has an error
     above 1e-3, but a kernel with an error of a tenth is wrong."""
     case, op = make_case("bfloat16"), ops.get(OP)
@@ -278,14 +240,14 @@ def test_gradients_of_large_sums_are_held_to_the_format_and_small_ones_to_the_to
     assert op.gradients(sets.sets[0], sets.grads[0])["q"].abs().max() > 30
     arm_of(item(masked_sdpa), case, sets, Random(0)).check()
 
-    def off(q: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+    def off(q, *rest, **options):
         return masked_sdpa(1.1 * q - 0.1 * q.detach(), *rest, **options)
 
     with pytest.raises(Failure, match="of dq"):
         arm_of(item(off), case, sets, Random(0)).check()
 
 
-def test_work_of_a_backward_is_the_forward_and_the_gradients() -> None:
+def test_work_of_a_backward_is_the_forward_and_the_gradients():
     case = make_case()
     forward = case.model_copy(update={"direction": Direction.FORWARD})
     sizes = ops.sizes(case)

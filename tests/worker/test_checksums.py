@@ -1,7 +1,5 @@
 """Sums of tensors' bits: what they see, and that they are exact."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from nsabench.worker.inputs import FOLD, Cut, Sums
 
 
 @given(data=st.binary(min_size=4, max_size=70_000), start=st.integers(0, 3), at=st.integers(0))
-def test_sums_see_each_bit_wherever_the_tensor_begins(data: bytes, start: int, at: int) -> None:
+def test_sums_see_each_bit_wherever_the_tensor_begins(data, start, at):
     given_ = torch.frombuffer(bytearray(data[: len(data) // 2 * 2]), dtype=torch.int16)
     begun = torch.cat([torch.zeros(start, dtype=torch.int16), given_])[start:]
     sums = Sums([given_]).now()
@@ -24,7 +22,7 @@ def test_sums_see_each_bit_wherever_the_tensor_begins(data: bytes, start: int, a
 @pytest.mark.parametrize("bits", [torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("words", [0, 1, FOLD - 1, FOLD, 3 * FOLD + 5])
 @pytest.mark.parametrize("rest", [0, 1])
-def test_sums_of_a_fold_are_those_of_its_words(bits: torch.dtype, words: int, rest: int) -> None:
+def test_sums_of_a_fold_are_those_of_its_words(bits, words, rest):
     """They wrap around where they do not fit."""
     limits = torch.iinfo(bits)
     values = torch.randint(limits.min, limits.max, (words * 64 // limits.bits + rest,), dtype=bits)
@@ -38,7 +36,7 @@ def test_sums_of_a_fold_are_those_of_its_words(bits: torch.dtype, words: int, re
     assert got.dtype == torch.int64 and np.array_equal(got[0].numpy(), wanted)
 
 
-def several() -> list[torch.Tensor]:
+def several():
     """Return tensors of the kinds that an op has. Their lengths differ, and some are too short for
     a fold. One is transposed in memory, and one begins between two words."""
     made = torch.Generator().manual_seed(0)
@@ -53,14 +51,14 @@ def several() -> list[torch.Tensor]:
 
 
 @pytest.fixture(params=["as on a GPU", "each by itself"])
-def gathered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def gathered(request, monkeypatch):
     most = 8 * FOLD * 100 if request.param == "as on a GPU" else 0
     monkeypatch.setattr(Cut, "is_gathered", property(lambda cut: 0 < cut.folded.nbytes <= most))
 
 
 @pytest.mark.usefixtures("gathered")
 @pytest.mark.parametrize("which", range(8))
-def test_sums_of_many_tensors_see_a_change_in_any(which: int) -> None:
+def test_sums_of_many_tensors_see_a_change_in_any(which):
     tensors = several()
     sums = Sums(tensors)
     right = sums.now()
@@ -83,7 +81,7 @@ def test_sums_of_many_tensors_see_a_change_in_any(which: int) -> None:
 
 
 @pytest.mark.usefixtures("gathered")
-def test_sums_of_many_tensors_follow_one_that_moves() -> None:
+def test_sums_of_many_tensors_follow_one_that_moves():
     tensors = several()
     sums = Sums(tensors)
     right = sums.now()
@@ -94,7 +92,7 @@ def test_sums_of_many_tensors_follow_one_that_moves() -> None:
 
 
 @pytest.mark.parametrize("kind", ["every other", "one for all"])
-def test_sums_are_of_values_that_lie_apart(kind: str) -> None:
+def test_sums_are_of_values_that_lie_apart(kind):
     """A kernel may return a view, of any strides."""
     values = torch.arange(8 * FOLD, dtype=torch.float32)
     view = values[::2] if kind == "every other" else values[:1].expand(4 * FOLD)

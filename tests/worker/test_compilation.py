@@ -1,13 +1,9 @@
 """Calls that compile ahead never see the data that is judged."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from nsabench import ops
-from nsabench.channel import Step
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.vocabulary import Direction
 from nsabench.worker.session import compile_case
@@ -16,12 +12,12 @@ from tests.worker.test_backward import item, make_case
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD, Direction.STEP])
-def test_it_is_called_on_inputs_that_no_set_has(direction: Direction) -> None:
+def test_it_is_called_on_inputs_that_no_set_has(direction):
     case = make_case(rotate=3).model_copy(update={"direction": direction})
-    seen: list[tuple[Tensor, ...]] = []
-    steps: list[Step] = []
+    seen = []
+    steps = []
 
-    def call(*tensors: Tensor, **options: object) -> Tensor:
+    def call(*tensors, **options):
         seen.append(tuple(t.detach().clone() for t in tensors))
         return masked_sdpa(*tensors, **options)
 
@@ -38,12 +34,12 @@ def test_it_is_called_on_inputs_that_no_set_has(direction: Direction) -> None:
             )
 
 
-def test_each_probe_that_concerns_a_kernel_has_a_step_of_its_own() -> None:
+def test_each_probe_that_concerns_a_kernel_has_a_step_of_its_own():
     case = make_case()
-    called: list[tuple[Tensor, ...]] = []
-    steps: list[Step] = []
+    called = []
+    steps = []
 
-    def call(*tensors: Tensor, **options: object) -> Tensor:
+    def call(*tensors, **options):
         called.append(tensors)
         return masked_sdpa(*tensors, **options)
 
@@ -55,8 +51,8 @@ def test_each_probe_that_concerns_a_kernel_has_a_step_of_its_own() -> None:
     assert len(steps) == len(some)
 
 
-def test_what_fails_has_a_reason_and_no_time() -> None:
-    def call(*_: Tensor, **options: object) -> Tensor:
+def test_what_fails_has_a_reason_and_no_time():
+    def call(*_, **options):
         raise ValueError("not today")
 
     compiled = compile_case(make_case(), item(call), "cpu", print, probes=False)

@@ -1,7 +1,5 @@
 """Map exceptions of foreign code to statuses."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 
@@ -16,15 +14,13 @@ from nsabench.worker import guard  # noqa: E402
 from nsabench.worker.guard import classify, guarded  # noqa: E402
 
 
-def test_out_of_memory_also_where_torch_names_it_under_cuda_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_out_of_memory_also_where_torch_names_it_under_cuda_only(monkeypatch):
     monkeypatch.delattr(torch, "OutOfMemoryError")  # torch 2.5 added it
     assert classify(torch.cuda.OutOfMemoryError("x")).status is Status.OUT_OF_MEMORY
     assert classify(RuntimeError("x")).status is Status.CRASHED
 
 
-def user_module(monkeypatch: pytest.MonkeyPatch, source: str) -> ModuleType:
+def user_module(monkeypatch, source):
     module = ModuleType(USER_MODULE)
     module.__file__ = "/home/me/mine.py"
     monkeypatch.setitem(sys.modules, USER_MODULE, module)
@@ -32,11 +28,11 @@ def user_module(monkeypatch: pytest.MonkeyPatch, source: str) -> ModuleType:
     return module
 
 
-def test_a_crash_is_located_in_the_users_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_is_located_in_the_users_file(monkeypatch):
     """Triton's interpreter catches what a kernel raises, and raises an error of its own."""
     module = user_module(monkeypatch, "def kernel():\n    return nope\n")
 
-    def interpreted() -> None:
+    def interpreted():
         try:
             module.kernel()
         except NameError as error:
@@ -52,7 +48,7 @@ def test_a_crash_is_located_in_the_users_file(monkeypatch: pytest.MonkeyPatch) -
     assert "(test_guard.py:" in classify(caught.value).reason
 
 
-def test_a_kernels_line_comes_before_that_of_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernels_line_comes_before_that_of_its_launch(monkeypatch):
     """Both lines are in the user's file. Triton's own error passes through the launch."""
     source = (
         "def kernel():\n    return nope\n"
@@ -65,7 +61,7 @@ def test_a_kernels_line_comes_before_that_of_its_launch(monkeypatch: pytest.Monk
     assert classify(caught.value).reason == "RuntimeError: no line (mine.py:2)"
 
 
-def test_a_compiler_error_names_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_error_names_the_users_line(monkeypatch):
     source = (
         "class CompilationError(Exception): pass\ndef launch():\n    raise CompilationError('x')\n"
     )
@@ -77,8 +73,8 @@ def test_a_compiler_error_names_the_users_line(monkeypatch: pytest.MonkeyPatch) 
     assert failure.reason == "CompilationError: x (mine.py:3)"
 
 
-def test_a_traceback_begins_where_our_frames_end() -> None:
-    def three_deep(depth: int) -> None:
+def test_a_traceback_begins_where_our_frames_end():
+    def three_deep(depth):
         if depth:
             three_deep(depth - 1)
         raise ValueError("deep inside")
@@ -91,9 +87,9 @@ def test_a_traceback_begins_where_our_frames_end() -> None:
     assert caught.value.alone().trace == trace
 
 
-def test_a_traceback_that_is_hostile_or_endless_is_bounded() -> None:
+def test_a_traceback_that_is_hostile_or_endless_is_bounded():
     class Hostile(Exception):
-        def __str__(self) -> str:
+        def __str__(self):
             raise RuntimeError
 
     assert "Hostile" in classify(Hostile()).trace
@@ -104,7 +100,7 @@ class OutOfResources(Exception):
     """Has the name of an error of Triton."""
 
 
-def test_an_error_that_a_compiler_caused_is_the_compilers() -> None:
+def test_an_error_that_a_compiler_caused_is_the_compilers():
     with pytest.raises(RuntimeError) as caught:
         try:
             raise OutOfResources("shared memory")
@@ -113,7 +109,7 @@ def test_an_error_that_a_compiler_caused_is_the_compilers() -> None:
     assert classify(caught.value).status is Status.COMPILE_ERROR
 
 
-def test_an_error_while_a_compilers_was_handled_is_a_crash() -> None:
+def test_an_error_while_a_compilers_was_handled_is_a_crash():
     """A kernel may try a large tile, and then fail by a mistake of its own."""
     with pytest.raises(ValueError) as caught:
         try:

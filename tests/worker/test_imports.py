@@ -1,7 +1,5 @@
 """Modules that a measuring process must not load, because they add threads and memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -10,7 +8,7 @@ import pytest
 ASIDE = ("pyarrow", "rich", "jinja2", "cryptography")
 
 
-def printed(code: str) -> list[str]:
+def printed(code):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     )
@@ -18,12 +16,12 @@ def printed(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", ["nsabench.worker.__main__", "nsabench.worker.session"])
-def test_a_worker_loads_nothing_of_results_and_reports(module: str) -> None:
+def test_a_worker_loads_nothing_of_results_and_reports(module):
     code = f"import sys, {module}; print(*(m for m in {ASIDE!r} if m in sys.modules))"
     assert printed(code) == []
 
 
-def test_a_case_imports_no_compiler_that_nobody_uses() -> None:
+def test_a_case_imports_no_compiler_that_nobody_uses():
     """It takes seconds in every worker, and longer where no bytecode is at hand."""
     code = """
 import sys, torch

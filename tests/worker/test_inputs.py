@@ -1,28 +1,24 @@
 """Sets of inputs: what is exchanged, how many there are, and how little memory it takes."""
 
-from __future__ import annotations
-
 from random import Random
-from typing import Any
 
 import pytest
 import torch
 
-from nsabench import ops
 from nsabench.delivery import draw
-from nsabench.model.case import Case, Timing
+from nsabench.model.case import Timing
 from nsabench.worker import inputs
 from nsabench.worker.inputs import InputSets
 from tests.checking import a_case, desk_of, sets_of
 
 
-def case(rotate: int = 3) -> Case:
+def case(rotate=3):
     shape = {"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40}
     return a_case("selection_rows", shape, timing=Timing(rotate=rotate))
 
 
 @pytest.mark.parametrize("chunk", [64, 1 << 28])
-def test_values_move_and_addresses_stay(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_values_move_and_addresses_stay(monkeypatch, chunk):
     sets = sets_of(case())
     drawn = [draw(case(), seed, "cpu")[0] for seed in desk_of(sets).seeds]
     addresses = [t.data_ptr() for s in sets.sets for t in s.tensors.values()]
@@ -37,11 +33,11 @@ def test_values_move_and_addresses_stay(monkeypatch: pytest.MonkeyPatch, chunk: 
 
 
 @pytest.mark.parametrize("kind", ["as it lies", "transposed", "begins between words"])
-def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_change_is_seen_however_a_tensor_lies(monkeypatch, kind):
     """Each sum reads the tensor itself, never an earlier copy of it."""
     drawn = inputs.draw
 
-    def laid(tensor: torch.Tensor) -> torch.Tensor:
+    def laid(tensor):
         if kind == "transposed":
             return tensor.mT.contiguous().mT
         if kind == "begins between words":
@@ -49,7 +45,7 @@ def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch,
             return narrow.copy_(tensor)
         return tensor
 
-    def draw_laid(*given: Any) -> tuple[ops.Inputs, torch.Tensor | None]:
+    def draw_laid(*given):
         found, grad_out = drawn(*given)
         found.tensors["v"] = laid(found.tensors["v"])
         return found, grad_out

@@ -1,7 +1,5 @@
 """How far a result is from the oracle, as a whole and in its worst row."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,15 +11,13 @@ from nsabench.checker.compare import Errors
 RESOLVED = 2.0**-10
 
 
-def result(*shape: int) -> torch.Tensor:
+def result(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("piece", [1, 40, 1 << 26])
 @pytest.mark.parametrize("factor", [1.0, -2.0])
-def test_errors_are_those_of_the_definition(
-    monkeypatch: pytest.MonkeyPatch, piece: int, factor: float
-) -> None:
+def test_errors_are_those_of_the_definition(monkeypatch, piece, factor):
     monkeypatch.setattr(parity, "PIECE", piece)
     oracle = result(5, 3, 16)
     oracle[0] *= 1e-3  # rows that nearly cancel: their errors are held to a typical row's norm
@@ -38,7 +34,7 @@ def test_errors_are_those_of_the_definition(
     assert found.worst_row_at == f"output[{at[0]}, {at[1]}]"
 
 
-def test_one_row_among_thousands_shows() -> None:
+def test_one_row_among_thousands_shows():
     oracle = result(4096, 8, 4)
     wrong = oracle.clone()
     wrong[-1, -1] = 0
@@ -49,30 +45,30 @@ def test_one_row_among_thousands_shows() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (0, 4), (2, 0)])
-def test_any_shape_has_errors(shape: tuple[int, ...]) -> None:
+def test_any_shape_has_errors(shape):
     oracle = result(*shape)
     found = parity.measure("output", oracle + 1, oracle, RESOLVED)
     assert found.max_abs_err == (1.0 if oracle.numel() else 0.0)
 
 
-def test_rows_of_nothing_have_no_relative_error() -> None:
+def test_rows_of_nothing_have_no_relative_error():
     zeros = torch.zeros(3, 4)
     assert parity.measure("output", zeros, zeros, RESOLVED).worst_row == 0.0
 
 
-def test_the_worst_of_several_is_that_of_each_kind() -> None:
+def test_the_worst_of_several_is_that_of_each_kind():
     one, other = Errors(1.0, 4.0, 2.0, 5.0, "dk[1]"), Errors(2.0, 3.0, 1.0, 6.0, "dk[2]")
     assert Errors.worst([one, other]) == Errors(2.0, 4.0, 2.0, 6.0, "dk[2]")
 
 
 @pytest.mark.parametrize("of_dv", [1.0, 2.0])
-def test_the_worst_row_is_the_one_that_is_furthest_beyond_its_own_bound(of_dv: float) -> None:
+def test_the_worst_row_is_the_one_that_is_furthest_beyond_its_own_bound(of_dv):
     """Terms of dv do not cancel, so its bound is a quarter of the bound of dq."""
     dq, dv = Errors(1.0, 1.0, 1.0, 6.0, "dq[1]"), Errors(1.0, 1.0, 1.0, of_dv, "dv[2]")
     assert Errors.worst([dq, dv]) == (dv if 4 * of_dv > 6.0 else dq)
 
 
-def one_small(of_typical: float, width: int = 16) -> torch.Tensor:
+def one_small(of_typical, width=16):
     """Return rows of norm 1. Only the last row's norm is `of_typical` times a typical row's
     norm."""
     rows = result(64, width)
@@ -89,9 +85,7 @@ def one_small(of_typical: float, width: int = 16) -> torch.Tensor:
         *[("dv", 0.1, 0.1), ("dv", 0.02, 0.02), ("dv", 0.01, 1 / 64), ("dv", 1.5, 1.5)],
     ],
 )
-def test_a_small_row_is_held_to_a_typical_one_and_one_of_dv_to_itself(
-    name: str, of_typical: float, held_to: float
-) -> None:
+def test_a_small_row_is_held_to_a_typical_one_and_one_of_dv_to_itself(name, of_typical, held_to):
     oracle = one_small(of_typical)
     off = oracle.clone()
     off[-1] *= 1.5  # half its norm
@@ -103,7 +97,7 @@ def test_a_small_row_is_held_to_a_typical_one_and_one_of_dv_to_itself(
 @pytest.mark.parametrize("factor", [1.0, -0.5])
 @pytest.mark.parametrize("left", [0.0, 0.1, 0.2])
 @pytest.mark.parametrize("times", [0.9, 1.1])
-def test_a_lost_row_is_wrong_by_its_own_norm(times: float, left: float, factor: float) -> None:
+def test_a_lost_row_is_wrong_by_its_own_norm(times, left, factor):
     """Under a causal mask the gradient of a late key is small beside a typical one. Nearly zero, it
     is lost, unless the format resolves no more."""
     oracle = one_small(times * RESOLVED)
@@ -115,7 +109,7 @@ def test_a_lost_row_is_wrong_by_its_own_norm(times: float, left: float, factor: 
 
 
 @pytest.mark.parametrize("times", [1.1, 8.0, 15.0, 17.0])
-def test_of_few_elements_rounding_may_be_the_opposite(times: float) -> None:
+def test_of_few_elements_rounding_may_be_the_opposite(times):
     """A row of three that is nearly zero is lost only beyond what rounding may be of a gradient."""
     oracle = one_small(times * RESOLVED, width=3)
     off = oracle.clone()
@@ -125,7 +119,7 @@ def test_of_few_elements_rounding_may_be_the_opposite(times: float) -> None:
     assert found.worst_row == pytest.approx(1.0 if lost else times * RESOLVED)
 
 
-def test_what_underflows_is_not_lost() -> None:
+def test_what_underflows_is_not_lost():
     oracle = torch.full((4, 8), 4 * 2.0**-24, dtype=torch.float64)
     oracle[0] *= 100
     found = parity.measure("dq", oracle.half() * torch.tensor([[1], [0], [1], [1]]), oracle, 1e-3)

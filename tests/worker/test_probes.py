@@ -1,20 +1,14 @@
 """Kernels that are right on drawn inputs only are wrong: a call in each other way finds them."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsabench import Unsupported, ops
 from nsabench.implementations.baselines import selection_rows
-from nsabench.model.case import Case
-from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import Direction, DType, Status
-from nsabench.ops import Inputs, Op, Probe
+from nsabench.ops import Probe
 from tests.checking import a_case, observations, registered, rounds
 
 ROWS = a_case("selection_rows", {"N": 4, "H": 3, "D": 32, "Dv": 32, "L": 48}, timing=rounds(1))
@@ -27,45 +21,45 @@ BACKWARD = a_case(
 )
 
 
-def right(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def right(q, k, v, *, sm_scale):
     weights = torch.softmax(q.float() @ k.float().mT * sm_scale, -1)
     return (weights @ v.float()).to(q.dtype)
 
 
-def ignores_the_scale(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def ignores_the_scale(q, k, v, *, sm_scale):
     return right(q, k, v, sm_scale=q.shape[-1] ** -0.5)
 
 
-def ignores_strides(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    def flat(x: Tensor) -> Tensor:
+def ignores_strides(q, k, v, *, sm_scale):
+    def flat(x):
         size = x.numel()
         return x.as_strided((size,), (1,), x.storage_offset()).view(x.shape)
 
     return right(flat(q), flat(k), flat(v), sm_scale=sm_scale)
 
 
-def subtracts_no_maximum(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def subtracts_no_maximum(q, k, v, *, sm_scale):
     weights = torch.exp(q.float() @ k.float().mT * sm_scale)
     return (weights @ v.float() / weights.sum(-1, keepdim=True)).to(q.dtype)
 
 
-def forgets_the_tail(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def forgets_the_tail(q, k, v, *, sm_scale):
     whole = max(k.shape[1] // 16 * 16, 16)
     return right(q, k[:, :whole], v[:, :whole], sm_scale=sm_scale)
 
 
-def clamps_values(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def clamps_values(q, k, v, *, sm_scale):
     return right(q, k, v.clamp(-10, 10), sm_scale=sm_scale)
 
 
-def reads_lines(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def reads_lines(q, k, v, *, sm_scale):
     """Reads from the last address before q that is divisible by 64, as a cache line is."""
     before = q.data_ptr() % 64 // q.element_size()
     moved = q.as_strided(q.shape, q.stride(), q.storage_offset() - before)
     return right(moved, k, v, sm_scale=sm_scale)
 
 
-def one(case: Case, call: Any) -> Observation:
+def one(case, call):
     [found] = observations(case, [registered(case.op, "mine", call)], probes=True)
     return found
 
@@ -81,7 +75,7 @@ def one(case: Case, call: Any) -> Observation:
         (reads_lines, "inputs aligned to 16 bytes"),
     ],
 )
-def test_what_a_kernel_ignores_is_found_and_named(kernel: Any, probe: str) -> None:
+def test_what_a_kernel_ignores_is_found_and_named(kernel, probe):
     found = one(ROWS, kernel)
     assert found.status is Status.WRONG
     assert found.reason.startswith(f"with {probe}, ")
@@ -89,10 +83,10 @@ def test_what_a_kernel_ignores_is_found_and_named(kernel: Any, probe: str) -> No
     assert not found.samples.time_ms
 
 
-def test_probes_come_after_timing_so_that_they_cannot_change_what_is_timed() -> None:
-    lengths: list[int] = []
+def test_probes_come_after_timing_so_that_they_cannot_change_what_is_timed():
+    lengths = []
 
-    def notes_lengths(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def notes_lengths(q, k, v, *, sm_scale):
         lengths.append(k.shape[1])
         return right(q, k, v, sm_scale=sm_scale)
 
@@ -102,10 +96,8 @@ def test_probes_come_after_timing_so_that_they_cannot_change_what_is_timed() -> 
     assert 48 not in lengths[first:]
 
 
-def test_rows_without_keys_are_tried() -> None:
-    def gives_nan(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
-    ) -> Tensor:
+def test_rows_without_keys_are_tried():
+    def gives_nan(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
         options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
         out = selection_rows.packed_sdpa(q, k, v, cu_seqlens, **options)
         return out.masked_fill((cu_seqlens.diff() == 0).view(-1, 1, 1), math.nan)
@@ -117,15 +109,15 @@ def test_rows_without_keys_are_tried() -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32])
-def test_what_is_right_stays_right_and_its_errors_are_those_of_its_case(dtype: DType) -> None:
+def test_what_is_right_stays_right_and_its_errors_are_those_of_its_case(dtype):
     found = one(ROWS.model_copy(update={"dtype": dtype}), right)
     assert (found.status, found.reason, found.diagnosis) == (Status.OK, "", "")
     assert not found.notes
     assert found.rel_l2 is not None and found.rel_l2 < 1e-2
 
 
-def test_a_probe_without_an_oracle_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks_memory(inputs: Inputs) -> Inputs:
+def test_a_probe_without_an_oracle_is_left_out(monkeypatch):
+    def lacks_memory(inputs):
         raise torch.OutOfMemoryError("tried to allocate too much")
 
     first = {"too much": Probe(ROWS, lacks_memory)}
@@ -135,12 +127,10 @@ def test_a_probe_without_an_oracle_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert one(ROWS, ignores_the_scale).reason.startswith("with another scale, ")
 
 
-def test_a_probe_whose_inputs_do_not_fit_beside_the_kernel_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_probe_whose_inputs_do_not_fit_beside_the_kernel_is_left_out(monkeypatch):
     drawn = []
 
-    def lacks_memory_later(inputs: Inputs) -> Inputs:
+    def lacks_memory_later(inputs):
         drawn.append(inputs)
         if len(drawn) > 1:  # the first are the checker's
             raise torch.OutOfMemoryError("tried to allocate too much")
@@ -153,21 +143,21 @@ def test_a_probe_whose_inputs_do_not_fit_beside_the_kernel_is_left_out(
     assert any("too much" in note for note in found.notes)
 
 
-def test_an_op_whose_probes_fail_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(op: Op, case: Case) -> dict[str, Probe]:
+def test_an_op_whose_probes_fail_has_none(monkeypatch):
+    def fail(op, case):
         raise KeyError("no such size")
 
     monkeypatch.setattr(type(ops.get(ROWS.op)), "probes", fail)
     assert one(ROWS, right).status is Status.OK
 
 
-def test_probes_are_small_on_every_axis_but_those_of_heads() -> None:
+def test_probes_are_small_on_every_axis_but_those_of_heads():
     shape = {"B": 1, "S": 4096, "G": 1, "H": 1, "D": 32, "Dv": 32}
     case = a_case("selection_ranges", {**shape, "S_kv": 65536, "n_spans": 16, "L": 1024})
     assert all(ops.work(probe.case).bytes_min < 1 << 17 for probe in ops.probes(case).values())
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+def attend(q, k, v, scale, window):
     place = torch.arange(q.shape[1])
     behind = place.unsqueeze(1) - place
     keep = ((behind >= 0) & (behind < window)).unsqueeze(0)
@@ -176,11 +166,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor
     return (weights @ v.transpose(1, 2)).transpose(1, 2)
 
 
-def test_a_backward_is_probed_too() -> None:
-    def honest(q: Tensor, k: Tensor, v: Tensor, cu: Tensor | None = None, **o: Any) -> Tensor:
+def test_a_backward_is_probed_too():
+    def honest(q, k, v, cu=None, **o):
         return attend(q, k, v, o["sm_scale"], o["window"])
 
-    def ignores(q: Tensor, k: Tensor, v: Tensor, cu: Tensor | None = None, **o: Any) -> Tensor:
+    def ignores(q, k, v, cu=None, **o):
         scale = q.shape[-1] ** -0.5
         with_it = attend(q, k, v, o["sm_scale"], o["window"])
         without = attend(q, k, v, scale, o["window"])
@@ -191,8 +181,8 @@ def test_a_backward_is_probed_too() -> None:
     assert found.status is Status.WRONG and found.reason.startswith("with another scale, ")
 
 
-def test_a_kernel_may_decline_and_the_record_says_so() -> None:
-    def picky(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def test_a_kernel_may_decline_and_the_record_says_so():
+    def picky(q, k, v, *, sm_scale):
         if k.shape[1] % 16:
             raise Unsupported("keys must be a multiple of 16")
         return right(q, k, v, sm_scale=sm_scale)
@@ -203,7 +193,7 @@ def test_a_kernel_may_decline_and_the_record_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ops.shipped())
-def test_every_op_has_probes_whose_oracle_is_finite(name: str) -> None:
+def test_every_op_has_probes_whose_oracle_is_finite(name):
     op = ops.get(name)
     fields = dict(size.split("=") for size in op.check_shapes["cpu"][0].split(","))
     shape = op.shape_model.model_validate(fields).model_dump()

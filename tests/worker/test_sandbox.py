@@ -1,7 +1,5 @@
 """Try what foreign code can do in a worker, both as root and as a user."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,10 +7,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -102,7 +98,7 @@ print(json.dumps({"held": sandbox.restrictions(), "tmp": TMP, "found": found}))
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def place(tmp_path):
     """A home with a run in it, another run beside that, a key, and a scratch."""
     for name in ("results/run", "results/other", "scratch"):
         (tmp_path / name).mkdir(parents=True)
@@ -129,9 +125,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def tried(
-    place: Path, attempts: dict[str, str], uid: int = 0, abi: int = 0, script: str = SCRIPT
-) -> dict[str, Any]:
+def tried(place, attempts, uid=0, abi=0, script=SCRIPT):
     """Run the attempts in a sandbox and return its answer. `abi` is the Landlock version of an
     older kernel to imitate, or 0 for the version of this kernel."""
     run, key = place / "results" / "run", place / "signing.key"
@@ -151,13 +145,12 @@ def tried(
         env={**os.environ, "TMPDIR": str(place / "scratch")},
     )
     assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return json.loads(done.stdout)
 
 
 @needs_landlock
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_a_worker_writes_to_its_scratch_and_sees_no_run_and_no_key(place: Path, uid: int) -> None:
+def test_a_worker_writes_to_its_scratch_and_sees_no_run_and_no_key(place, uid):
     if uid and os.getuid() != 0:
         pytest.skip("only root can become another user")
     answer = tried(place, {**ATTEMPTS, **ALLOWED}, uid)
@@ -192,9 +185,7 @@ OWN_SIGNALS = {
 
 
 @needs_landlock
-def test_the_daemon_of_a_shared_gpu_can_be_reached(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_daemon_of_a_shared_gpu_can_be_reached(place, monkeypatch):
     """Without it CUDA would not start there; and it is said."""
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(place))
     (place / "control").write_text("")
@@ -204,7 +195,7 @@ def test_the_daemon_of_a_shared_gpu_can_be_reached(
 
 
 @needs_landlock
-def test_below_landlocks_scopes_signals_are_kept_by_seccomp(place: Path) -> None:
+def test_below_landlocks_scopes_signals_are_kept_by_seccomp(place):
     """Most hosts of GPUs have such a kernel."""
     answer = tried(place, {**SIGNALS, **OWN_SIGNALS, **ALLOWED}, abi=5)
     found = answer["found"]
@@ -223,16 +214,16 @@ def test_below_landlocks_scopes_signals_are_kept_by_seccomp(place: Path) -> None
         (6, "files, TCP, signals (Landlock 6), sockets (seccomp)"),
     ],
 )
-def test_each_version_holds_what_it_can(place: Path, abi: int, held: str) -> None:
+def test_each_version_holds_what_it_can(place, abi, held):
     if abi > landlock.abi():
         pytest.skip("this kernel has an older Landlock")
     assert tried(place, {}, abi=abi)["held"] == held
 
 
-def test_outside_each_attempt_succeeds(place: Path) -> None:
+def test_outside_each_attempt_succeeds(place):
     """Without a sandbox, every attempt succeeds, so the sandbox is the only reason for a
     refusal."""
-    powers = int(re.search(r"CapEff:\s+(\w+)", Path("/proc/self/status").read_text())[1], 16)  # type: ignore[index]
+    powers = int(re.search(r"CapEff:\s+(\w+)", Path("/proc/self/status").read_text())[1], 16)
     if not all(powers >> power & 1 for power in (CAP_SYS_PTRACE, CAP_MKNOD)):
         pytest.skip("as root, since one makes a device and one reads another's memory")
     script = SCRIPT.replace("sandbox.enter(", "(lambda given: None)(")
@@ -243,7 +234,7 @@ def test_outside_each_attempt_succeeds(place: Path) -> None:
     assert {name: how for name, how in found.items() if how != "done"} == {}
 
 
-def test_everything_but_what_is_hidden_is_granted(tmp_path: Path) -> None:
+def test_everything_but_what_is_hidden_is_granted(tmp_path):
     for name in ("a/b/c", "a/d", "e"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").write_text("x")

@@ -1,22 +1,14 @@
 """State that one case leaves behind for the next case in the same worker."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable
 from io import BytesIO
-from typing import Any
 
-import pytest
 import torch
-from torch import Tensor
 
 from nsabench import registry
 from nsabench.channel import Channel
 from nsabench.implementations.baselines.selection_rows import gqa
-from nsabench.model.case import Case
 from nsabench.model.vocabulary import DType, Status
-from nsabench.registry import Implementation
 from nsabench.worker import guard
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.session import WorkerSession
@@ -25,23 +17,23 @@ from tests.checking import Desk, a_case, registered, rounds
 SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
 
 
-def _session(item: Implementation) -> WorkerSession:
+def _session(item):
     session = WorkerSession("cpu", None, None, None, Channel(BytesIO(), b""))
     session.items = {(item.op, item.name): item}
     return session
 
 
-def _case(length: int = 8) -> Case:
+def _case(length=8):
     shape = {"N": 4, "H": 2, "D": 16, "Dv": 16, "L": length}
     timing = rounds(2, warmup_s=0.001)
     return a_case("selection_rows", shape, dtype=DType.FLOAT32, timing=timing)
 
 
-def test_the_tenth_shape_runs_compiled_too() -> None:
+def test_the_tenth_shape_runs_compiled_too():
     compiled_calls = 0
 
-    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        def call(*tensors: Tensor) -> Any:
+    def backend(graph, inputs):
+        def call(*tensors):
             nonlocal compiled_calls
             compiled_calls += 1
             return graph(*tensors)
@@ -49,11 +41,11 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
         return call
 
     attend = torch.compile(gqa, backend=backend, dynamic=False)
-    uncompiled: list[tuple[int, ...]] = []
+    uncompiled = []
 
-    def mine(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def mine(q, k, v, *, sm_scale):
         before = compiled_calls
-        out: Tensor = attend(q, k, v, sm_scale)
+        out = attend(q, k, v, sm_scale)
         if compiled_calls == before:
             uncompiled.append(tuple(k.shape))
         return out
@@ -70,9 +62,9 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
     assert uncompiled == []
 
 
-def test_cuda_is_initialised_before_an_import_could_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_initialised_before_an_import_could_do_it(monkeypatch):
     """Else the order that torch then gives the backends of SDPA looks like a change."""
-    done: list[str] = []
+    done = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: done.append("init"))
     found = {guard.ENVIRONMENT: {}}
@@ -82,7 +74,7 @@ def test_cuda_is_initialised_before_an_import_could_do_it(monkeypatch: pytest.Mo
     assert done[:3] == ["init", "settings", "import"]
 
 
-def test_nothing_of_a_case_outlives_it() -> None:
+def test_nothing_of_a_case_outlives_it():
     """A timer must not keep the inputs of its arms."""
     item = registered("selection_rows", "mine", _rows)
     session = _session(item)
@@ -95,5 +87,5 @@ def test_nothing_of_a_case_outlives_it() -> None:
     assert [one for one in gc.get_objects() if isinstance(one, InputSets)] == []
 
 
-def _rows(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def _rows(q, k, v, *, sm_scale):
     return gqa(q, k, v, sm_scale)

@@ -1,7 +1,5 @@
 """Which objects are collected between cases, and which objects a collection skips."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -56,7 +54,7 @@ print(guarded() is None)
 
 
 @pytest.mark.parametrize("then", [LIBRARY, DROPPED, COMPILED], ids=["library", "dropped", "torch"])
-def test_what_stays_is_passed_over_and_what_is_dropped_is_found(then: str) -> None:
+def test_what_stays_is_passed_over_and_what_is_dropped_is_found(then):
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + then],
         capture_output=True,

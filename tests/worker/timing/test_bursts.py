@@ -1,7 +1,5 @@
 """Bursts: how many calls, in which rounds, and what becomes of an arm that fails."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -9,15 +7,13 @@ import pytest
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
 from nsabench.worker.timing import sampling
-from nsabench.worker.timing.timer import CpuTimer, Timer, call_back_to_back
+from nsabench.worker.timing.timer import CpuTimer, call_back_to_back
 
 
 class CountedArm:
     """Takes as long as it says on a clock of its own."""
 
-    def __init__(
-        self, name: str, call_ms: float, log: list[str], fails_at: int = -1, around_ms: float = 0.0
-    ) -> None:
+    def __init__(self, name, call_ms, log, fails_at=-1, around_ms=0.0):
         self.name = name
         self.call_ms = call_ms
         self.log = log
@@ -25,7 +21,7 @@ class CountedArm:
         self.fails_at = fails_at
         self.around_ms = around_ms  # what is done before and behind a burst
 
-    def burst(self, timer: Timer, count: int) -> float:
+    def burst(self, timer, count):
         self.log.append(self.name)
         self.counts.append(count)
         if len(self.counts) == self.fails_at:
@@ -38,21 +34,19 @@ now = [0.0]
 
 
 @pytest.fixture(autouse=True)
-def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clock(monkeypatch):
     monkeypatch.setattr(sampling, "now_s", lambda: now[0])
 
 
-def collect(
-    *arms: CountedArm, call_bytes: int = 0, judged: str = ""
-) -> tuple[dict[str, sampling.Bursts], dict[str, Failure]]:
-    failed: dict[str, Failure] = {}
+def collect(*arms, call_bytes=0, judged=""):
+    failed = {}
     call_ms = {arm.name: arm.call_ms for arm in arms}
     found = sampling.take_bursts(arms, CpuTimer(), call_ms, call_bytes, Random(0), failed, judged)
     return found, failed
 
 
-def test_every_arm_has_its_rounds_in_new_orders_after_one_that_warms_up() -> None:
-    log: list[str] = []
+def test_every_arm_has_its_rounds_in_new_orders_after_one_that_warms_up():
+    log = []
     found, failed = collect(*(CountedArm(name, 0.1, log) for name in "abcd"))
     assert not failed
     assert {name: len(b.time_ms) for name, b in found.items()} == dict.fromkeys("abcd", 8)
@@ -73,15 +67,13 @@ def test_every_arm_has_its_rounds_in_new_orders_after_one_that_warms_up() -> Non
         (0.02, 1 << 40, 1),
     ],
 )
-def test_a_burst_takes_two_milliseconds_within_its_bounds(
-    call_ms: float, call_bytes: int, count: int
-) -> None:
+def test_a_burst_takes_two_milliseconds_within_its_bounds(call_ms, call_bytes, count):
     arm = CountedArm("a", call_ms, [])
     collect(arm, call_bytes=call_bytes)
     assert set(arm.counts) == {count}
 
 
-def test_a_slow_arm_gets_one_burst_that_counts() -> None:
+def test_a_slow_arm_gets_one_burst_that_counts():
     slow, fast = CountedArm("slow", 500.0, []), CountedArm("fast", 0.01, [])
     found, _ = collect(slow, fast)
     assert (len(slow.counts), len(fast.counts)) == (1, 9)
@@ -91,16 +83,14 @@ def test_a_slow_arm_gets_one_burst_that_counts() -> None:
 @pytest.mark.parametrize(
     ("call_ms", "bursts_made"), [(19.0, 6), (20.0, 5), (100.0, 5), (400.0, 5), (2000.0, 1)]
 )
-def test_whose_verdict_is_asked_has_as_many_as_an_interval_needs(
-    call_ms: float, bursts_made: int
-) -> None:
+def test_whose_verdict_is_asked_has_as_many_as_an_interval_needs(call_ms, bursts_made):
     mine, other = CountedArm("m", call_ms, []), CountedArm("o", call_ms, [])
     collect(mine, other, judged="m")
     assert len(mine.counts) == bursts_made
     assert len(other.counts) <= max(2, 60 / call_ms + 1)
 
 
-def test_what_is_done_around_a_burst_takes_none_of_those_that_are_needed() -> None:
+def test_what_is_done_around_a_burst_takes_none_of_those_that_are_needed():
     """A call of 420 ms had four, one fewer than an interval is made of, since looking at what it
     returned took 100 ms more each."""
     mine, dense = (CountedArm(name, 420.0, [], around_ms=100.0) for name in "md")
@@ -108,17 +98,17 @@ def test_what_is_done_around_a_burst_takes_none_of_those_that_are_needed() -> No
     assert (len(mine.counts), len(dense.counts)) == (5, 5)
 
 
-def test_who_fails_leaves_and_the_others_stay() -> None:
+def test_who_fails_leaves_and_the_others_stay():
     found, failed = collect(CountedArm("a", 0.1, [], fails_at=3), CountedArm("b", 0.1, []))
     assert set(found) == {"b"} and set(failed) == {"a"}
     assert failed["a"].reason == "it broke"
 
 
 @pytest.mark.parametrize("kept", range(4))
-def test_one_result_is_kept_of_calls_made_in_order(kept: int) -> None:
-    made: list[int] = []
+def test_one_result_is_kept_of_calls_made_in_order(kept):
+    made = []
 
-    def call(i: int) -> int:
+    def call(i):
         made.append(i)
         return 10 * i
 
@@ -126,6 +116,6 @@ def test_one_result_is_kept_of_calls_made_in_order(kept: int) -> None:
     assert made == [0, 1, 2, 3]
 
 
-def test_the_time_is_that_of_one_call() -> None:
+def test_the_time_is_that_of_one_call():
     time_ms, result = CpuTimer().burst([lambda: "out"] * 5, 2)
     assert time_ms > 0 and result == "out"

@@ -1,10 +1,6 @@
 """Warm-up and rounds, with a timer whose readings are known."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -19,35 +15,33 @@ from nsabench.worker.timing.timer import CallTime
 class Clock:
     """Host time that only a call moves."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 0.0
 
 
 class KnownTimer:
     """Reads what the call says it took, in ms, and lets the clock run on by that."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock):
         self.clock = clock
         self.order: list[str] = []
 
-    def sample(
-        self, arm: str, call: Callable[[], Any], again: Callable[[], Any] | None = None
-    ) -> tuple[CallTime, Any]:
+    def sample(self, arm, call, again=None):
         self.order.append(arm)
         taken = call()
         self.clock.now_s += taken / 1e3
         return CallTime(taken, escaped_ms=0.25, gap_hidden=arm != "waits"), taken
 
-    def burst(self, calls: Sequence[Callable[[], Any]], kept: int, keep: Any) -> tuple[float, Any]:
+    def burst(self, calls, kept, keep):
         taken = [call() for call in calls]
         self.clock.now_s += sum(taken) / 1e3
         return sum(taken) / len(taken), taken[kept]
 
-    def forget(self) -> None: ...
+    def forget(self): ...
 
 
 class KnownArm:
-    def __init__(self, name: str, *times: float, fails_at: int = -1, where: str = "call") -> None:
+    def __init__(self, name, *times, fails_at=-1, where="call"):
         self.name = name
         self.times = list(times)
         self.calls = 0
@@ -55,24 +49,24 @@ class KnownArm:
         self.fails_at, self.where = fails_at, where
         self.finished = False
 
-    def _fail(self, where: str) -> None:
+    def _fail(self, where):
         if self.where == where and self.calls == self.fails_at:
             raise Failure(Status.WRONG, f"in {where}")
 
-    def prepare(self, round_: int) -> Callable[[], float]:
+    def prepare(self, round_):
         self._fail("prepare")
 
-        def call() -> float:
+        def call():
             self._fail("call")
             self.calls += 1
             return self.times[min(self.calls, len(self.times)) - 1]
 
         return call
 
-    def inspect(self, round_: int, result: Any) -> None:
+    def inspect(self, round_, result):
         self._fail("inspect")
 
-    def finish_samples(self) -> None:
+    def finish_samples(self):
         self.finished = True
         self._fail("finish")
 
@@ -80,10 +74,10 @@ class KnownArm:
 class CountingArm(KnownArm):
     """Counts the half of each call itself, as one that checks its calls."""
 
-    def prepare(self, round_: int) -> Callable[[], float]:
+    def prepare(self, round_):
         call = super().prepare(round_)
 
-        def counted() -> float:
+        def counted():
             taken = call()
             self.called_s += taken / 2e3
             return taken
@@ -92,22 +86,20 @@ class CountingArm(KnownArm):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(sampling, "now_s", lambda: made.now_s)
     return made
 
 
-def rounds(
-    clock: Clock, count: int, *arms: KnownArm, seed: int = 0
-) -> tuple[Collected, KnownTimer]:
+def rounds(clock, count, *arms, seed=0):
     rule = sampling.make_rule(FixedCount(kind="fixed_count", rounds=count), set(), set(), set())
     out, timer = Collected(), KnownTimer(clock)
     take_samples(arms, timer, rule, Random(seed), out)
     return out, timer
 
 
-def test_what_an_arm_has_counted_itself_is_not_counted_twice(clock: Clock) -> None:
+def test_what_an_arm_has_counted_itself_is_not_counted_twice(clock):
     """More than a run took was said to be measured: its harness had taken less than nothing."""
     arms = CountingArm("a", 10.0), CountingArm("b", 20.0)
     out, _ = rounds(clock, 6, *arms)
@@ -128,7 +120,7 @@ def test_what_an_arm_has_counted_itself_is_not_counted_twice(clock: Clock) -> No
         ([30.0, 60.0, 20.0], 3),  # does not, until four times the asked time is over
     ],
 )
-def test_warm_up_ends_when_times_settle(clock: Clock, times: list[float], calls: int) -> None:
+def test_warm_up_ends_when_times_settle(clock, times, calls):
     arm, out = KnownArm("a", *times), Collected()
     warm_up(arm, KnownTimer(clock), 0.025, out)
     assert out.failed == {}
@@ -136,7 +128,7 @@ def test_warm_up_ends_when_times_settle(clock: Clock, times: list[float], calls:
     assert arm.calls == calls
 
 
-def test_a_failure_in_warm_up_leaves_no_samples(clock: Clock) -> None:
+def test_a_failure_in_warm_up_leaves_no_samples(clock):
     good, bad, out = KnownArm("good", 1.0), KnownArm("bad", 1.0, fails_at=2), Collected()
     for arm in (good, bad):
         warm_up(arm, KnownTimer(clock), 0.025, out)
@@ -146,7 +138,7 @@ def test_a_failure_in_warm_up_leaves_no_samples(clock: Clock) -> None:
     assert out.failed["bad"].reason == "in call"
 
 
-def test_every_arm_is_called_once_a_round_and_nobody_always_leads(clock: Clock) -> None:
+def test_every_arm_is_called_once_a_round_and_nobody_always_leads(clock):
     out, timer = rounds(clock, 40, *(KnownArm(name, 1.0) for name in "abc"))
     by_round = [timer.order[i : i + 3] for i in range(0, 120, 3)]
     assert all(sorted(one) == ["a", "b", "c"] for one in by_round)
@@ -159,7 +151,7 @@ def test_every_arm_is_called_once_a_round_and_nobody_always_leads(clock: Clock) 
         assert taken.at_s == sorted(taken.at_s)
 
 
-def test_a_sample_is_what_the_timer_read(clock: Clock) -> None:
+def test_a_sample_is_what_the_timer_read(clock):
     out, _ = rounds(clock, 3, KnownArm("a", 1.5, 2.5, 3.5), KnownArm("waits", 4.0))
     assert out.samples["a"].time_ms == [1.5, 2.5, 3.5]
     assert out.samples["a"].escaped_ms == [0.25] * 3
@@ -169,9 +161,7 @@ def test_a_sample_is_what_the_timer_read(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("where", ["prepare", "call", "inspect", "finish"])
-def test_an_arm_that_fails_leaves_with_its_samples_and_the_others_go_on(
-    clock: Clock, where: str
-) -> None:
+def test_an_arm_that_fails_leaves_with_its_samples_and_the_others_go_on(clock, where):
     at = 6 if where == "finish" else 3
     bad, good = KnownArm("bad", 1.0, fails_at=at, where=where), KnownArm("good", 1.0)
     out, _ = rounds(clock, 6, bad, good)
@@ -181,7 +171,7 @@ def test_an_arm_that_fails_leaves_with_its_samples_and_the_others_go_on(
     assert good.finished
 
 
-def test_when_all_arms_have_left_it_ends(clock: Clock) -> None:
+def test_when_all_arms_have_left_it_ends(clock):
     out, timer = rounds(
         clock, 10**9, KnownArm("a", 1.0, fails_at=2), KnownArm("b", 1.0, fails_at=1)
     )
