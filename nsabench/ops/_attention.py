@@ -76,11 +76,12 @@ class AttentionOp(Op):
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     gates: ClassVar[int] = 0  # of a query
+    # Distributions whose cases have the probes of the op's first distribution.
+    unprobed: ClassVar[tuple[str, ...]] = (*VALUES, "all_empty")
 
     def probes(self, case: Case) -> Mapping[str, Probe]:
-        usual = case.distribution
-        if usual in (*VALUES, "all_empty"):
-            usual = self.distributions[0]
+        odd = case.distribution in self.unprobed
+        usual = self.distributions[0] if odd else case.distribution
         return make_attention_probes(self, case, usual)
 
     @abstractmethod

@@ -49,6 +49,7 @@ class SelectionBlocks(AttentionOp):
     length_axis = "T"
     directions = (Direction.FORWARD, Direction.BACKWARD)
     distributions = (*_block_choices.DISTRIBUTIONS, *VALUES)
+    unprobed = (*AttentionOp.unprobed, "dense", "recorded")  # the last two need certain sizes
 
     def axes(self, shape: BlocksShape, distribution: str, seed: int) -> Axes:
         return (shape.B, shape.T, shape.HQ), (shape.B, shape.T, shape.H)

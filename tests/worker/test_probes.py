@@ -192,12 +192,14 @@ def test_a_kernel_may_decline_and_the_record_says_so():
     assert "it declines 65 keys: keys must be a multiple of 16" in found.notes
 
 
-@pytest.mark.parametrize("name", ops.shipped())
-def test_every_op_has_probes_whose_oracle_is_finite(name):
+@pytest.mark.parametrize(
+    ("name", "distribution"), [(n, d) for n in ops.shipped() for d in ops.get(n).distributions]
+)
+def test_every_op_has_probes_whose_oracle_is_finite(name: str, distribution: str) -> None:
     op = ops.get(name)
     fields = dict(size.split("=") for size in op.check_shapes["cpu"][0].split(","))
     shape = op.shape_model.model_validate(fields).model_dump()
-    probes = ops.probes(a_case(name, shape))
+    probes = ops.probes(a_case(name, shape).model_copy(update={"distribution": distribution}))
     assert {"65 keys", "another scale", "large logits", "strided inputs"} <= probes.keys()
     for probe in probes.values():
         case = probe.case
