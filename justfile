@@ -75,7 +75,6 @@ gpu-self-check *arguments: install
 
 # One implementation against itself in 20 processes of three shapes: what does a process change? (CUDA)
 gpu-offsets: install
-    .venv/bin/nsabench run tests/gpu/process_offsets.yaml --kernels tests/gpu/self_check.py --device cuda --out results/offsets
     {{ python }} -m tests.gpu.process_offsets results/offsets
 
 # How far off is the worst row of every honest implementation? Into results/worst-rows, on all GPUs
