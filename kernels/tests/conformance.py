@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -33,70 +34,43 @@ CONDITIONS = {
     "CUDA graph": "captured and replayed, on a GPU",
 }
 
-PACKABLE = (
-    "selection_varlen",
-    "block_selection_attention",
-    "plan_blocks",
-    "sliding_window",
-    "compressed_attention",
-    "nsa_attention",
-    "nsa_attention with fewer queries",
-    "NSAttention",
-)
-NO_BACKWARD = (
-    "selection_rows",
-    "selection_rows_per_head",
-    "selection_varlen",
-    "decode_compressed",
-    "decode_window",
-    "decode_scores",
-    "decode_step",
-    "decode_step with cache_seqlens",
-    "decode_step with block_table",
-    "gated_sum",
-    "NSAttention with a cache",
-)
-CALLS = (
-    "selection_rows",
-    "selection_rows_per_head",
-    "selection_varlen",
-    "selection_ranges",
-    "selection_attention",
-    "packed_sdpa",
-    "block_selection_attention",
-    "plan_blocks",
-    "sliding_window",
-    "compressed_attention",
-    "compressed_attention_with_scores",
-    "select_blocks",
-    "decode_compressed",
-    "decode_window",
-    "decode_selected",
-    "decode_scores",
-    "decode_step",
-    "decode_step with cache_seqlens",
-    "decode_step with block_table",
-    "gated_sum",
-    "nsa_attention",
-    "nsa_attention with fewer queries",
-    "NSAttention",
-    "NSAttention with a cache",
-)
-SPEAKS_FOR = {
-    "selection_rows_per_head": "selection_rows",
-    "decode_compressed": "selection_rows",
-    "decode_window": "selection_rows",
-    "decode_selected": "selection_ranges",
-    "decode_step with cache_seqlens": "decode_step",
-    "decode_step with block_table": "decode_step",
-    "plan_blocks": "block_selection_attention",
-    "compressed_attention_with_scores": "compressed_attention",
-    "nsa_attention": "compressed_attention",
-    "nsa_attention with fewer queries": "compressed_attention",
-    "NSAttention": "compressed_attention",
-    "NSAttention with a cache": "compressed_attention",
+
+class Call(NamedTuple):
+    """Facts about a call. ``speaks_for``: the call that it makes, whose name it refuses by."""
+
+    packs: bool = False
+    differentiates: bool = True
+    speaks_for: str = ""
+
+
+CALLS = {
+    "selection_rows": Call(differentiates=False),
+    "selection_rows_per_head": Call(differentiates=False, speaks_for="selection_rows"),
+    "selection_varlen": Call(packs=True, differentiates=False),
+    "selection_ranges": Call(),
+    "selection_attention": Call(),
+    "packed_sdpa": Call(),
+    "block_selection_attention": Call(packs=True),
+    "plan_blocks": Call(packs=True, speaks_for="block_selection_attention"),
+    "sliding_window": Call(packs=True),
+    "compressed_attention": Call(packs=True),
+    "compressed_attention_with_scores": Call(speaks_for="compressed_attention"),
+    "select_blocks": Call(),
+    "decode_compressed": Call(differentiates=False, speaks_for="selection_rows"),
+    "decode_window": Call(differentiates=False, speaks_for="selection_rows"),
+    "decode_selected": Call(speaks_for="selection_ranges"),
+    "decode_scores": Call(differentiates=False),
+    "decode_step": Call(differentiates=False),
+    "decode_step with cache_seqlens": Call(differentiates=False, speaks_for="decode_step"),
+    "decode_step with block_table": Call(differentiates=False, speaks_for="decode_step"),
+    "gated_sum": Call(differentiates=False),
+    "nsa_attention": Call(packs=True, speaks_for="compressed_attention"),
+    "nsa_attention with fewer queries": Call(packs=True, speaks_for="compressed_attention"),
+    "NSAttention": Call(packs=True, speaks_for="compressed_attention"),
+    "NSAttention with a cache": Call(differentiates=False, speaks_for="compressed_attention"),
 }
-"""Calls whose refusals are those of the call that they make, under its name."""
+PACKABLE = [name for name, call in CALLS.items() if call.packs]
+NO_BACKWARD = [name for name, call in CALLS.items() if not call.differentiates]
 WANT_GRADIENTS = ("Parameter", "gradient", "checkpoint", "second derivative")
 
 
@@ -109,13 +83,13 @@ class Refusal:
 
     error: str
     sentence: str
-    calls: tuple[str, ...] = CALLS
+    calls: tuple[str, ...] = tuple(CALLS)
     dtypes: tuple[str, ...] = DTYPES
     conditions: tuple[str, ...] = tuple(CONDITIONS)
 
     def of(self, call: str) -> str:
         """The sentence for a call."""
-        return self.sentence.replace("{op}", SPEAKS_FOR.get(call, call)).replace(
+        return self.sentence.replace("{op}", CALLS[call].speaks_for or call).replace(
             "{call}", call.partition(" ")[0]
         )
 
@@ -199,7 +173,7 @@ REFUSALS = (
         "ValueError",
         "{op}: has no backward and an input requires a gradient; call it under torch.no_grad(), or "
         "use selection_ranges, which has one",
-        NO_BACKWARD,
+        tuple(NO_BACKWARD),
         conditions=WANT_GRADIENTS,
     ),
     Refusal(
@@ -225,12 +199,7 @@ REFUSALS = (
     Refusal(
         "RuntimeError",
         "…: has no second derivative; take its gradient without create_graph",
-        tuple(
-            call
-            for call in CALLS
-            if call
-            not in (*NO_BACKWARD, "select_blocks", "block_selection_attention", "plan_blocks")
-        ),
+        _but(*NO_BACKWARD, "select_blocks", "block_selection_attention", "plan_blocks"),
         conditions=("second derivative",),
     ),
 )

@@ -10,6 +10,7 @@ import nsa_kernels
 import pytest
 import torch
 from cases import DEVICE, ints, make
+from conformance import CALLS
 from nsa_kernels import Policy
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -18,21 +19,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     "decode_scores": {"n_blocks": 1},
     "select_blocks": {"count": 3},
 }
-DECODING = ("decode_compressed", "decode_window", "decode_selected", "decode_scores", "decode_step")
+FUNCTIONS = [name for name in CALLS if name.islower() and name.isidentifier()]
+DECODING = [name for name in FUNCTIONS if name.startswith("decode_")]
 OF_SPANS = ("selection_ranges", "selection_attention", "packed_sdpa")
-ATTENTION = (
-    "selection_rows",
-    "selection_rows_per_head",
-    "selection_varlen",
-    *OF_SPANS,
-    "block_selection_attention",
-    "plan_blocks",
-    "sliding_window",
-    "compressed_attention",
-    "compressed_attention_with_scores",
-    "nsa_attention",
-    *DECODING,
-)
+ATTENTION = [name for name in FUNCTIONS if name not in ("select_blocks", "gated_sum")]
 FLOAT64 = ("selection_attention", "packed_sdpa", "block_selection_attention", "plan_blocks")
 OFF = {"policy": Policy(enabled=False)}
 SPEAKS = re.compile("|".join([*nsa_kernels.__all__, "packed_sdpa"]))
