@@ -195,6 +195,8 @@ def test_results_of_a_capture_are_not_kept(
         ("sliding_window", {**SLIDING, "B": 2, "window": 40}, "dense"),
         ("compressed", COMPRESSED, "packed"),
         ("compressed", COMPRESSED, "dense"),
+        ("compressed", {**COMPRESSED, "block": 7, "stride": 3}, "dense"),
+        ("compressed", {**COMPRESSED, "block": 4, "stride": 1}, "dense"),
         ("selection_ranges", LONG_RANGES, "mixed"),
         ("selection_blocks", BLOCKS, "random"),
         ("selection_blocks", {**BLOCKS, "T": 384}, "packed"),

@@ -1,4 +1,4 @@
-"""FlashAttention and FlexAttention over compressed keys."""
+"""FlashAttention over compressed keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nsabench.implementations.baselines import bands
 from nsabench.implementations.libraries import _calls
 from nsabench.ops import Inputs
 from tests.implementations import stand_ins
-from tests.implementations.stand_ins import aten_flash, registered, uncompiled_flex
+from tests.implementations.stand_ins import aten_flash, registered
 
 OP = ops.get("compressed")
 HEADS = {"HQ": 6, "H": 2, "D": 16}
@@ -27,21 +27,19 @@ def drawn(distribution: str, **sizes: int) -> Inputs:
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_attention, "aten_flash", aten_flash)
     monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
-    uncompiled_flex(monkeypatch)
 
 
-def assert_right(name: str, inputs: Inputs, *, gradients: bool = True) -> None:
-    leaves = [inputs.tensors[x].clone().requires_grad_(gradients) for x in ("q", "k", "v")]
+def assert_right(name: str, inputs: Inputs) -> None:
+    leaves = [inputs.tensors[x].clone().requires_grad_() for x in ("q", "k", "v")]
     out = registered("compressed", name)(
         *leaves, *list(inputs.tensors.values())[3:], **inputs.options
     )
     torch.testing.assert_close(out.double(), OP.oracle(inputs), atol=1e-5, rtol=1e-5)
-    if gradients:
-        grad_out = torch.randn_like(out)
-        found = torch.autograd.grad(out, leaves, grad_out)
-        wanted = OP.gradients(inputs, grad_out)
-        for grad, x in zip(found, ("q", "k", "v"), strict=True):
-            torch.testing.assert_close(grad.double(), wanted[x], atol=1e-5, rtol=1e-5)
+    grad_out = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves, grad_out)
+    wanted = OP.gradients(inputs, grad_out)
+    for grad, x in zip(found, ("q", "k", "v"), strict=True):
+        torch.testing.assert_close(grad.double(), wanted[x], atol=1e-5, rtol=1e-5)
 
 
 def of_the_package(
@@ -71,10 +69,3 @@ def test_packed_keys_and_odd_strides_are_declined(
     inputs = drawn(distribution, **sizes)
     with pytest.raises(Unsupported, match=why):
         bands.flash_folded(*inputs.tensors.values(), **inputs.options)
-
-
-@pytest.mark.filterwarnings("ignore:.*without torch.compile")
-@pytest.mark.parametrize(("block", "stride"), [(32, 16), (7, 3), (4, 1)])
-def test_flex_attention(block: int, stride: int) -> None:
-    inputs = drawn("dense", HQ=4, block=block, stride=stride)
-    assert_right("flex_attention", inputs, gradients=False)

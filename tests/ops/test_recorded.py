@@ -52,17 +52,6 @@ def test_a_recording_is_read_as_it_was_written(recording: Recording) -> None:
     assert (unpacked.chosen == recording.chosen).all()
 
 
-def test_how_far_neighbours_agree(selection: np.ndarray, recording: Recording) -> None:
-    rows = selection[:, SLOTS * BLOCK :]
-    pairs = [
-        len(set(rows[head, t]) | set(rows[head, t + 1]))
-        for head in range(HEADS)
-        for t in range(0, rows.shape[1] - 1, 2)
-    ]
-    assert recordings.agreement(recording, 1) == SLOTS
-    assert recordings.agreement(recording, 2) == pytest.approx(np.mean(pairs))
-
-
 @pytest.mark.parametrize(
     "other", [{"T": 16448}, {"S": 15}, {"block_size": 32}], ids=["tokens", "slots", "block"]
 )

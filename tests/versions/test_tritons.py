@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from nsabench.errors import UsageError
-from nsabench.machine.environment.pairs import unpaired
 from nsabench.versions import Triton, find_tritons, parse
 
 INSTALLED = metadata.version("triton")
@@ -70,17 +69,3 @@ def test_a_process_imports_the_triton_that_it_is_started_with(tmp_path: Path) ->
             check=True,
         )
         assert answer.stdout.split() == [version, version]
-
-
-@pytest.mark.parametrize(
-    ("torch", "triton", "belongs"),
-    [
-        ("2.11.0+cu130", "3.6.0", ""),
-        ("2.11.0+cu130", "3.6.1", ""),
-        ("2.11.0+cu130", "3.9.0", "3.6.0"),
-        ("2.5.1", "3.6.0", "3.1.0"),
-        ("1.0.0", "3.6.0", ""),  # it has no pair
-    ],
-)
-def test_pairs(torch: str, triton: str, belongs: str) -> None:
-    assert unpaired(torch, triton) == belongs
