@@ -10,6 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from nsa_kernels.band.naive import naive_compressed, naive_sliding_window
+from nsa_kernels.scoring.naive import naive_block_scores, naive_select_blocks
+from nsa_kernels.selection.blocks.naive import naive_blocks
 from torch import Tensor
 
 
@@ -89,30 +92,25 @@ def parallel_nsa(
     assert block_indices is None or block_indices.dtype == torch.int64
     out = q.new_zeros(*q.shape[:3], v.shape[3])
     bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
-    group, size = q.shape[2] // k.shape[2], block_size
-    for b in range(q.shape[0]):
-        for first, end in itertools.pairwise(bounds):
-            for t, h in itertools.product(range(end - first), range(k.shape[2])):
-                at, heads = first + t, slice(h * group, (h + 1) * group)
-                x, keys, values = q[b, at, heads], k[b, first:end, h], v[b, first:end, h]
-                ended = (t + 1) // size
-                if block_indices is not None:
-                    blocks = [i for i in block_indices[b, at, h].tolist() if i >= 0]
-                else:
-                    means = keys[: ended * size].unflatten(0, (ended, size)).mean(1)
-                    weights = (x @ means.T * scale).softmax(-1)
-                    score = dict(enumerate(weights.sum(0).tolist()))
-                    score |= dict.fromkeys({0, t // size, max(t // size - 1, 0)}, float(group))
-                    blocks = sorted(score, key=lambda i: -score[i])[:block_counts]
-                    values_of = values[: ended * size].unflatten(0, (ended, size)).mean(1)
-                    out[b, at, heads] += (weights @ values_of) * g_cmp[b, at, heads, None]
-                seen = [i for i in range(t + 1) if i // size in blocks]
-                gate = 1.0 if g_slc is None else g_slc[b, at, heads, None]
-                out[b, at, heads] += attend(x, keys[seen], values[seen], scale) * gate
-                if g_swa is not None:
-                    near = slice(max(t + 1 - window_size, 0), t + 1)
-                    of_near = attend(x, keys[near], values[near], q.shape[3] ** -0.5)
-                    out[b, at, heads] += of_near * g_swa[b, at, heads, None]
+    for b, (first, end) in itertools.product(range(q.shape[0]), itertools.pairwise(bounds)):
+        here = slice(b, b + 1), slice(first, end)
+        x, keys, values = q[here], k[here], v[here]
+        blocks = {"block": block_size, "stride": block_size, "sm_scale": scale}
+        if g_cmp is not None:
+            whole = (end - first) // block_size * block_size
+            k_cmp, v_cmp = (
+                y[:, :whole].unflatten(1, (-1, block_size)).mean(2) for y in (keys, values)
+            )
+            out[here] += naive_compressed(x, k_cmp, v_cmp, **blocks)[0] * g_cmp[here].unsqueeze(-1)
+            scores = naive_block_scores(x, k_cmp, **blocks, block_size=block_size)
+            slots = naive_select_blocks(scores, block_counts, block_size=block_size)
+        else:
+            slots = block_indices[here]
+        gate = 1.0 if g_slc is None else g_slc[here].unsqueeze(-1)
+        out[here] += naive_blocks(x, keys, values, slots, block_size, scale)[0] * gate
+        if g_swa is not None:
+            near = naive_sliding_window(x, keys, values, window=window_size)[0]
+            out[here] += near * g_swa[here].unsqueeze(-1)
     return out
 
 

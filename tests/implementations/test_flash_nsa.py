@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from nsa_kernels.band.naive import naive_compressed
+from nsa_kernels.scoring.naive import naive_block_scores, naive_select_blocks
 from torch import Tensor
 
 from nsabench import Unsupported, ops
@@ -58,58 +60,27 @@ def mean_pooling(x: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
-def spread(x: Tensor, heads: int) -> Tensor:
-    return x.repeat_interleave(heads // x.shape[1], 1)
-
-
-def weights(q: Tensor, k: Tensor, keep: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """q [t,HQ,D], k [n,HQ,D], keep [HQ,t,n] -> weights [HQ,t,n] and their log-sum-exp [HQ,t]."""
-    logits = torch.einsum("thd,nhd->htn", q, k) * scale
-    logits = logits.masked_fill(~keep, -torch.inf)
-    return logits.softmax(-1).nan_to_num(), logits.logsumexp(-1)
-
-
-def visible(tokens: int, keys: int) -> Tensor:
-    complete = (torch.arange(tokens) + 1 - Helper.kernel_size) // Helper.stride + 1
-    return torch.arange(keys) < complete[:, None]
-
-
 def compress_attn(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor, Tensor]:
     out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
     for tokens, keys in sequences():
-        keep = visible(tokens.stop - tokens.start, keys.stop - keys.start)
-        heads = q.shape[1]
-        p, one = weights(q[tokens], spread(k[keys], heads), keep[None], sm_scale)
-        out[tokens] = torch.einsum("htn,nhd->thd", p, spread(v[keys], heads))
-        lse[:, tokens] = one
+        assert keys.stop <= len(k), "the counts are of other sizes"
+        given = (x[None] for x in (q[tokens], k[keys], v[keys]))
+        sizes = {"block": Helper.kernel_size, "stride": Helper.stride, "sm_scale": sm_scale}
+        (out[tokens],), (of_queries,) = naive_compressed(*given, **sizes)
+        lse[:, tokens] = of_queries.T
     return out, lse
 
 
 def slc_topk_indices(
     q: Tensor, k: Tensor, lse: Tensor, sm_scale: float, maybe_efficient_version: bool
 ) -> tuple[Tensor, None]:
-    group, size = q.shape[1] // k.shape[1], Helper.block_size
     chosen = torch.full((k.shape[1], q.shape[0], Helper.top_n), 1 << 20, dtype=torch.int32)
     for tokens, keys in sequences():
-        count, total = tokens.stop - tokens.start, keys.stop - keys.start
-        keep = visible(count, total)
-        logits = torch.einsum("thd,nhd->htn", q[tokens], spread(k[keys], q.shape[1])) * sm_scale
-        p = (logits - lse[:, tokens, None]).exp().masked_fill(~keep, 0)
-        p = p.unflatten(0, (-1, group)).sum(1)
-        begins = torch.arange(total) * Helper.stride
-        blocks = torch.arange(-(-count // size)) * size
-        ends = torch.minimum(begins + Helper.kernel_size, blocks[:, None] + size)
-        shared = (ends - torch.maximum(begins, blocks[:, None])).clamp(min=0) // Helper.stride
-        scores = torch.einsum("htn,bn->htb", p, shared.to(p.dtype))
-        own = torch.arange(count) // size
-        for t in range(count):
-            forced = dict.fromkeys((0, int(own[t]), int(own[t]) - 1))
-            row = [b for b in forced if b >= 0]
-            for h in range(k.shape[1]):
-                order = scores[h, t, : int(own[t]) + 1].sort(descending=True, stable=True).indices
-                more = [int(b) for b in order if int(b) not in row]
-                picked = (row + more)[: Helper.top_n]
-                chosen[h, tokens.start + t, : len(picked)] = torch.tensor(picked)
+        given, size = (q[tokens][None], k[keys][None]), Helper.block_size
+        sizes = {"block": Helper.kernel_size, "stride": Helper.stride, "block_size": size}
+        scores = naive_block_scores(*given, **sizes, sm_scale=sm_scale)
+        (rows,) = naive_select_blocks(scores, Helper.top_n, block_size=size).transpose(1, 2)
+        chosen[:, tokens, : rows.shape[2]] = torch.where(rows < 0, 1 << 20, rows).int()
     return chosen, None
 
 
