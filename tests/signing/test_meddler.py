@@ -62,24 +62,31 @@ def test_what_a_kernel_altered_is_not_signed(
     assert again.returncode in (2, 4) and not (run / MANIFEST).exists(), again.stderr
 
 
+TRIES = """
+from nsabench import implementation
+
+@implementation(op="selection_rows", name="{0}", devices=("cpu", "cuda"))
+def {0}(q, k, v, *, sm_scale):
+    try:
+        open("{1}").read()
+    except PermissionError:
+        open("{1}", "a")
+"""
+
+
 @needs_landlock
-@pytest.mark.parametrize("file", ["environment.json", "plan.json", "log.jsonl", RUN_KEY])
-def test_a_sandboxed_kernel_reads_and_alters_nothing(
-    tmp_path: Path, nsabench: Nsabench, file: str
-) -> None:
-    (tmp_path / "one.yaml").write_text(ONE)
-    (tmp_path / "meddler.py").write_text(MEDDLER)
-    run = tmp_path / "run"
-    task = {"RUN": str(run), "FILE": file, "OLD": "", "NEW": "x"}
-    arguments = ("one.yaml", "--device", "cpu", "--out", run, "--kernels", "meddler.py")
-    done = nsabench("all", *arguments, **task)
+def test_a_sandboxed_kernel_reads_and_alters_nothing(tmp_path: Path, nsabench: Nsabench) -> None:
+    run, files = tmp_path / "run", ("environment.json", "plan.json", "log.jsonl", RUN_KEY)
+    names = {name.partition(".")[0]: run / name for name in files}
+    (tmp_path / "one.yaml").write_text(ONE.replace("mine", ", ".join(names)))
+    (tmp_path / "tries.py").write_text("".join(TRIES.format(*x) for x in names.items()))
+    arguments = ("one.yaml", "--device", "cpu", "--out", run, "--kernels", "tries.py")
+    done = nsabench("all", *arguments)
     assert done.returncode == 1, done.stderr
-    [mine] = [
-        r
-        for r in pq.read_table(run / "records.parquet").to_pylist()
-        if r["implementation"] == "mine"
-    ]
-    assert mine["status"] == "crashed" and "the sandbox denies it" in mine["reason"]
+    found = {r["implementation"]: r for r in pq.read_table(run / "records.parquet").to_pylist()}
+    for name in names:
+        assert found[name]["status"] == "crashed", found[name]
+        assert "the sandbox denies it" in found[name]["reason"]
     assert verify(run).broken is None
     sandbox = json.loads((run / "environment.json").read_text())["sandbox"]
     assert sandbox.startswith("files, ")
