@@ -44,7 +44,6 @@ def quicken() -> None:
     _call_builtins_directly(interpreter, semantic)
     _skip_unread_checks(semantic)
     _prepare_operands(interpreter, semantic)
-    _convert_by_shifts(interpreter)
 
 
 def _remember_types(interpreter: Any) -> None:
@@ -197,37 +196,6 @@ def _becomes(number: Any, name: str) -> bool:
     if type(number) is int and name in _LIMITS:
         return -_LIMITS[name] <= number < _LIMITS[name]
     return name == "fp32" and type(number) is float
-
-
-def _convert_by_shifts(interpreter: Any) -> None:
-    """Convert between bfloat16 and fp32 by adding or dropping half of the bits.
-
-    Triton's own function converts subnormal numbers.
-    """
-    import numpy as np
-
-    own = interpreter._convert_float
-
-    @wraps(own)
-    def convert(input: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
-        names = (input_dtype.name, output_dtype.name)
-        if rounding_mode is None and names == ("bf16", "fp32"):
-            bits = input.astype(np.uint32) << np.uint32(16)
-            if _has_no_subnormal(bits):
-                return bits
-        elif rounding_mode is None and names == ("fp32", "bf16"):
-            bits = np.ascontiguousarray(input).view(np.uint32)
-            if _has_no_subnormal(bits):
-                return (bits >> np.uint32(16)).astype(np.uint16).reshape(input.shape)
-        return own(input, input_dtype, output_dtype, rounding_mode)
-
-    interpreter._convert_float = convert
-
-
-def _has_no_subnormal(bits: Any) -> bool:
-    """Return whether all fp32 numbers, given as bits, are zero or normal."""
-    magnitude = bits & 0x7FFFFFFF
-    return not ((magnitude != 0) & (magnitude < 0x00800000)).any()
 
 
 class _Launch:

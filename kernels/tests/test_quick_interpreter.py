@@ -96,28 +96,6 @@ def test_two_operands_come_to_what_triton_makes(name: str, own: Callable[[bool],
     assert kinds == {2, 6}, "some are refused, and some are not"
 
 
-def test_bfloat16_is_converted_as_triton_does() -> None:
-    """All that there are, and around each of them in fp32; in a block, and each alone."""
-    convert = interpreter._convert_float
-    narrow = np.arange(1 << 16, dtype=np.uint16)
-    wide = (narrow.astype(np.uint32) << 16)[:, None] + np.array([0, 1, 0x8000, 0xFFFF], np.uint32)
-    normal = wide[(wide[:, 0] & 0x7F800000) != 0]
-    for values, kinds in (
-        (narrow, (tl.bfloat16, tl.float32)),
-        (narrow[0x0080:0x8001], (tl.bfloat16, tl.float32)),
-        (wide.view(np.float32), (tl.float32, tl.bfloat16)),
-        (normal.view(np.float32), (tl.float32, tl.bfloat16)),
-        (normal.view(np.float32)[:, ::2], (tl.float32, tl.bfloat16)),
-    ):
-        expected, seen = convert.__wrapped__(values, *kinds, None), convert(values, *kinds, None)
-        assert (seen.dtype, seen.shape) == (expected.dtype, expected.shape)
-        assert (seen == expected).all()
-    for value in (*narrow[::97], *narrow[:130]):
-        alone = np.array([value])
-        kinds = (tl.bfloat16, tl.float32, None)
-        assert (convert(alone, *kinds) == convert.__wrapped__(alone, *kinds)).all()
-
-
 @triton.jit
 def _sums(out, factor, OTHER: tl.constexpr):
     at = tl.arange(0, 4)
