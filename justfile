@@ -158,7 +158,7 @@ pictures run: site
     # As this version shows it: the page of a signed run is what it was, or was never made.
     pages="results/pages/$(basename "{{ run }}")"
     .venv/bin/nsabench report "{{ run }}" --out "$pages"
-    {{ python }} -m tests.output.report.screenshots "$pages/report.html" docs/images \
+    PYTHONPATH=. {{ python }} docs/screenshots.py "$pages/report.html" docs/images \
         --site results/site/index.html --run "{{ run }}"
     echo "its page: $pages/report.html; pictures: docs/images"
 

@@ -1,4 +1,4 @@
-"""Pictures for the README: `python -m tests.output.report.screenshots PAGE docs/images`.
+"""Pictures for the README: `PYTHONPATH=. python docs/screenshots.py PAGE docs/images`.
 
 PAGE is the page of a run. `--site INDEX` adds the page of a site, `--run RUN` the output of a
 terminal for that run.
