@@ -21,7 +21,6 @@ from cases import (
     normal,
 )
 from nsa_kernels.attention.decode import api
-from nsa_kernels.attention.decode import scores as decode_scores
 from nsa_kernels.attention.decode.config import decode_spans_config
 from nsa_kernels.launch import device as limits
 from nsa_kernels.scoring.naive import naive_select_blocks
@@ -189,23 +188,6 @@ def test_scores_are_those_of_prefill(block, stride, block_size) -> None:
     found = nsa_kernels.decode_scores(q[:, -1], cache[0], last_lse, scores.shape[3], **options)
     for got, want in ((last, out), (last_lse, lse), (found, scores)):
         torch.testing.assert_close(got, want[:, -1], atol=1e-5, rtol=1e-5)
-
-
-def test_key_heads_are_where_a_grid_takes_more_than_65535(monkeypatch) -> None:
-    grids: list[tuple[int, ...]] = []
-
-    class Recorded:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            grids.append(grid)
-            return lambda *args, **options: None
-
-    for name in ("decode_scores_kernel", "decode_scores_of_logits_kernel"):
-        monkeypatch.setattr(decode_scores, name, Recorded())
-    _, case = step({"b": 3, "hq": 4, "h": 2, "t": 640})
-    case.call(**case.tensors)
-    q, k_cmp = case.tensors["q"], case.tensors["k_cmp"]
-    nsa_kernels.decode_scores(q, k_cmp, torch.zeros(3, 4, device=DEVICE), 10)
-    assert [grid[0] for grid in grids] == [6, 6]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,20 @@ CALLS: dict[str, tuple[Callable[..., Any], Tensors, int]] = {
         4,
     ),
     "ranges": (lambda *x: nsa_kernels.selection_ranges(*x)[0], spans(9000, 8), 3),
+    "decode scores": (
+        lambda *x: nsa_kernels.decode_scores(*x, 1),
+        (torch.empty(9000, 8, 32), torch.empty(9000, 8, 1, 32), torch.empty(9000, 8)),
+        0,
+    ),
+    "step": (
+        nsa_kernels.decode_step,
+        (
+            torch.empty(9000, 8, 32),
+            *(torch.empty(9000, 8, n, 32) for n in (64, 64, 3, 3)),
+            torch.empty(9000, 8, 3),
+        ),
+        0,
+    ),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -10,16 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from nacl.exceptions import BadSignatureError
-from nacl.signing import VerifyKey
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
 from nsabench.evidence.manifest import MANIFEST
-from nsabench.evidence.manifest.dsse import pae
 from nsabench.signing import Signer
-from nsabench.signing.keys import public_pem
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "manifest.md"
 
@@ -71,26 +66,3 @@ def test_securesystemslib_and_in_toto(run: Path, signer: Signer) -> None:
         envelope.payload += b" "
         with pytest.raises(VerificationError):
             envelope.verify([key], 1)
-
-
-def test_nacl(run: Path, signer: Signer) -> None:
-    raw = json.loads((run / MANIFEST).read_text())
-    payload = base64.b64decode(raw["payload"])
-    signature = base64.b64decode(raw["signatures"][0]["sig"])
-    key = VerifyKey(signer.key.public_key().public_bytes_raw())
-    key.verify(pae(raw["payloadType"], payload), signature)
-    with pytest.raises(BadSignatureError):
-        key.verify(pae(raw["payloadType"], payload + b" "), signature)
-
-
-def test_keyid_is_what_openssl_and_sha256sum_say(tmp_path: Path, signer: Signer) -> None:
-    pem = tmp_path / "key.pub"
-    pem.write_bytes(public_pem(signer.key.public_key()))
-    output = subprocess.run(
-        f"openssl pkey -pubin -in {pem} -outform DER | sha256sum",
-        shell=True,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert output.stdout.split()[0] == signer.keyid
