@@ -175,8 +175,9 @@ def paired_ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Rat
     first, second = (dict(zip(s.round, s.time_ms, strict=True)) for s in (baseline, candidate))
     common = [number for number in first if number in second]
     if len(common) < MIN_ROUNDS_EVER:
+        have = "round has" if len(common) == 1 else "rounds have"
         raise TooFewRounds(
-            f"only {len(common)} rounds have both it and a baseline; {MIN_ROUNDS_EVER} are needed"
+            f"only {len(common)} {have} both it and a baseline; {MIN_ROUNDS_EVER} are needed"
         )
     return ratio_of_rounds([first[n] for n in common], [second[n] for n in common])
 
@@ -442,10 +443,11 @@ def _lower_ratio(
     moved = ratio_of_independent_medians(best, own).widened(spread)
     # Two processes differ by so much without a reason.
     lo = min(comparison.lo, moved.lo / (1 + DRIFT))
+    counting, other = sorted((comparison.ratio, moved.value))
     why = (
         f"{fastest_name} takes {best_ms:.3g} ms in a process that never imported a candidate, and "
-        f"the best {comparison.reference} beside it {beside_ms:.3g} ms: the ratio to the former "
-        f"counts; to the latter would be {comparison.ratio:.3f}"
+        f"the best {comparison.reference} beside it {beside_ms:.3g} ms: of the two ratios, "
+        f"{counting:.3f} counts, and not {other:.3f}"
     )
     verdict = comparison.verdict
     if verdict is not None:
@@ -453,7 +455,7 @@ def _lower_ratio(
     return replace(
         add_reason(comparison, why),
         verdict=verdict,
-        ratio=min(comparison.ratio, moved.value),
+        ratio=counting,
         lo=lo,
         hi=moved.hi,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from nsabench import sources
+from nsabench.machine.environment.nvml import POWER_CAP
 from nsabench.model.job import Death
-from nsabench.model.measurement import Bursts, Ceilings, Observation, Samples
+from nsabench.model.measurement import Bursts, Ceilings, Conditions, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison
 from nsabench.model.source import Source
@@ -34,19 +36,20 @@ def judged(
     death: Death | None = None,
     ceilings: Ceilings | None = None,
     made: Made = ONE,
+    conditions: tuple[Conditions, Conditions] = (Conditions(), Conditions()),
 ) -> list[Comparison]:
     """Return the verdicts on the device.
 
     beside: more baselines in the main pass. apart: the isolated ones. death: how their worker
-    ended. made: what comes out in the main pass.
+    ended. made: what comes out in the main pass. conditions: the readings in both passes.
     """
     log, rng = log_of(plan, ceilings=ceilings), np.random.default_rng(0)
     for planned in plan.cases:
         observations = [*observations_of(planned, made, rng), *beside]
-        add_attempt(log, plan, Purpose.MAIN, planned.id, observations)
+        add_attempt(log, plan, Purpose.MAIN, planned.id, observations, conditions[0])
         if apart or death:
             isolated = Purpose.ISOLATED
-            add_attempt(log, plan, isolated, planned.id, apart, death=death)
+            add_attempt(log, plan, isolated, planned.id, apart, conditions[1], death)
     return [c for c in make_comparisons(plan, log) if c.regime is Regime.DEVICE]
 
 
@@ -161,6 +164,22 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
         assert judgement.verdict is verdict
         assert judgement.against == ("sdpa_gqa" if source == "mine.py" else "own")
         assert judgement.reason.startswith(why)
+
+
+@pytest.mark.parametrize("isolated_ms", [0.17, 0.22])
+def test_the_smaller_of_two_ratios_counts_and_the_reason_names_it(isolated_ms: float) -> None:
+    """Under the power cap, clocks differ so much that even a slower time apart counts."""
+    beside, apart = (
+        Conditions(clock_event_reasons=[POWER_CAP], sm_clock_mhz_min=mhz, sm_clock_mhz_max=mhz)
+        for mhz in (1400, 2000)
+    )
+    isolated = [baseline("sdpa_gqa", isolated_ms)]
+    judgements = judged(with_baselines(make_plan(ONE)), apart=isolated, conditions=(beside, apart))
+    for judgement in judgements:
+        smaller, greater = sorted((1.5, 1.5 * isolated_ms / 0.2))
+        assert judgement.ratio == pytest.approx(smaller, rel=0.05)
+        numbers = re.findall(r"\d\.\d{3}", judgement.reason)
+        assert [float(n) for n in numbers[-2:]] == pytest.approx([smaller, greater], rel=0.05)
 
 
 def test_a_wrong_baseline_stands_for_no_other() -> None:
