@@ -148,11 +148,11 @@ def _build_rich_table(table: TableBlock) -> Iterator[RenderableType]:
     )
     for place, name in enumerate(table.columns):
         is_number = name in table.numbers
-        # Words may be wrapped, but numbers and verdicts may not.
+        # Sentences may be wrapped, but numbers, names and verdicts may not.
         made.add_column(
             Text(shown(name).replace(" ", "\n", 1) if is_number else shown(name)),
             justify="right" if is_number else "left",
-            no_wrap=is_number or all(isinstance(row[place], Tag) for row in table.rows),
+            no_wrap=is_number or all(isinstance(row[place], Name | Tag) for row in table.rows),
             overflow="fold",
         )
     rows = table.rows[:MOST_ON_TERMINAL] if table.is_long else table.rows

@@ -8,7 +8,6 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Difference, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.compare.comparison import RunComparison
-from nsabench.output.compare.shift import Shift
 from nsabench.output.document import (
     Block,
     Name,
@@ -38,7 +37,7 @@ def blocks(comparison: RunComparison) -> Iterator[Block]:
     if comparison.candidates:
         yield _build_standings(comparison)
     for run in later:
-        yield _build_means(comparison, run)
+        yield from _build_means(comparison, run)
     yield _build_runs(comparison)
     if not comparison.differing:
         yield Sentence("Device, versions and commits are the same in all, as far as is known.")
@@ -94,7 +93,8 @@ def _build_slower(comparison: RunComparison, later: int) -> TableBlock:
     for cell, regime, shift in comparison.slower(later):
         records = cell.records[0], cell.records[later + 1]
         times = [number(r.median_in(regime) if r else None, ".4g") for r in records]
-        label, ratio = labels.case_with_op(cell.case), _format_ratio(shift)
+        label = labels.case_with_op(cell.case)
+        ratio = Ours(f"{shift.ratio:.3f} [{shift.lo:.3f}, {shift.hi:.3f}]")
         rows.append((label, Name(cell.implementation), regime.value, *times, ratio))
     numbers = ("ms before", "ms after", Ours("ratio [95 %]"))
     columns = ("case", "implementation", "regime", *numbers)
@@ -102,25 +102,20 @@ def _build_slower(comparison: RunComparison, later: int) -> TableBlock:
     return TableBlock(title, columns, rows, numbers, nothing="No candidate.", is_long=True)
 
 
-def _format_ratio(shift: Shift) -> str:
-    return Ours(f"{shift.ratio:.3f} [{shift.lo:.3f}, {shift.hi:.3f}]")
-
-
-def _build_means(comparison: RunComparison, later: int) -> TableBlock:
-    rows = []
-    groups = grouped(comparison.cells, lambda cell: (cell.case.op, cell.implementation))
-    for (op, name), cells in groups.items():
-        shifts = [cell.shifts[later] for cell in cells]
-        ratios = [shift.ratio for shift in shifts if shift.ratio is not None]
-        counts = Counter(shift.difference for shift in shifts)
-        words = ", ".join(f"{counts[d]} {d}" for d in Difference if counts[d])
-        mean = number(geometric_mean(ratios), ".3f")
-        role = cells[0].role.value
-        rows.append((op, Name(name), role, mean, str(len(ratios)), words or "declined by both"))
+def _build_means(comparison: RunComparison, later: int) -> Iterator[TableBlock]:
     numbers = ("geometric mean", "of cells")
-    columns = ("op", "implementation", "role", *numbers, "cells")
-    title = f"{comparison.later[later].name} against {comparison.first.name}"
-    return TableBlock(title, columns, rows, numbers)
+    columns = ("implementation", "role", *numbers, "cells")
+    for op, of_op in grouped(comparison.cells, lambda cell: cell.case.op).items():
+        rows = []
+        for name, cells in grouped(of_op, lambda cell: cell.implementation).items():
+            shifts = [cell.shifts[later] for cell in cells]
+            ratios = [shift.ratio for shift in shifts if shift.ratio is not None]
+            counts = Counter(shift.difference for shift in shifts)
+            words = ", ".join(f"{counts[d]} {d}" for d in Difference if counts[d])
+            mean, role = number(geometric_mean(ratios), ".3f"), cells[0].role.value
+            rows.append((Name(name), role, mean, str(len(ratios)), words or "declined by both"))
+        title = f"{comparison.later[later].name} against {comparison.first.name}: {op}"
+        yield TableBlock(title, columns, rows, numbers)
 
 
 def _build_standings(comparison: RunComparison) -> TableBlock:
