@@ -1,3 +1,4 @@
+import functools
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -94,7 +95,7 @@ def command(
                 say_document(shown.refusal(error))
             elif watch:  # the next save may correct it
                 _watch.await_save()
-                say(f"nsabench: {error}\n{error.remedy}", err=True)
+                say(f"nsabench: {error}\n  remedy: {error.remedy}", err=True)
             else:
                 raise
             return error.exit_code
@@ -107,8 +108,9 @@ def command(
 def _check(request: CheckRequest, as_json: bool) -> int:
     # Say that a kernel is wrong before it is timed.
     waits = not as_json and sys.stderr.isatty()
+    say_once = functools.cache(functools.partial(say, err=True))
     results = check_file(
-        request, lambda step: say(shown.describe_step(step), err=True) if waits else None
+        request, lambda step: say_once(shown.describe_step(step)) if waits else None
     )
     # 5: on this device every kernel declines.
     declined = all(a.record.status in DECLINED for a in results)

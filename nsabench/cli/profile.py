@@ -10,7 +10,7 @@ from nsabench.cli._say import say
 from nsabench.cli._trust import admit, refuse_inside
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.files import write_text
-from nsabench.model.plan import Plan
+from nsabench.model.plan import Device, Plan
 from nsabench.output import templates
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
@@ -30,23 +30,20 @@ def command(run: Path, case: str, implementation: str, script: Path) -> None:
     Example: nsabench profile results/rows 25b3bbb3bf1c mine alone.py
     """
     admit(run, tables=False)
-    _refuse_standing(script)
-    _write(run, case, implementation, script)
-    say(script)
-    say(script.with_suffix(".pt"))
-    say(f"next: ncu --profile-from-start off --set full python {script}", err=True)
-
-
-def _refuse_standing(script: Path) -> None:
     if script.suffix != ".py":
         raise UsageError(f"{script} is not a Python file", "give one such as alone.py.")
     for path in (script, script.with_suffix(".pt")):
         if os.path.lexists(path):
             raise UsageError(f"{path} is there already", "give another name, or remove it.")
     refuse_inside("", script)
+    device = _write(run, case, implementation, script)
+    say(script)
+    say(script.with_suffix(".pt"))
+    profiler = "ncu --profile-from-start off --set full " if device == "cuda" else ""
+    say(f"next: {profiler}python {script}", err=True)
 
 
-def _write(run: Path, case: str, name: str, script: Path) -> None:
+def _write(run: Path, case: str, name: str, script: Path) -> Device:
     plan = Plan.read(run / "plan.json")
     found = [planned for planned in plan.cases if planned.id.startswith(case)]
     if len(found) != 1 or not case:
@@ -70,3 +67,4 @@ def _write(run: Path, case: str, name: str, script: Path) -> None:
         raise EnvironmentRefused(
             f"the inputs could not be drawn: {last}", "`nsabench doctor` looks at this machine."
         )
+    return plan.device
