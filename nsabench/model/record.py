@@ -272,8 +272,9 @@ class Record:
 
     @property
     def unproven_verdict(self) -> bool:
-        """Whether a check behind a valid verdict is unproven."""
-        return bool(self.unproven) and self.verdict not in (None, Verdict.INVALID)
+        """Whether a check behind a clear verdict is unproven."""
+        unclear = (None, Verdict.INVALID, Verdict.INCONCLUSIVE)
+        return bool(self.unproven) and self.verdict not in unclear
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], comparisons: Iterable[Comparison] = ()) -> Record:

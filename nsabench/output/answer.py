@@ -5,13 +5,15 @@ from collections.abc import Iterator, Sequence
 
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Catch, Pays, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, Catch, Pays, Role, Status, ThresholdAnswer, Verdict
 from nsabench.output import grouped
 from nsabench.output.document import FAILED, Sentence
 from nsabench.output.standing import Standing, is_of_the_user, name_untried, standings
 from nsabench.verdicts.break_even import REGIME_NAMES, BreakEven
 from nsabench.verdicts.results import Results
 from nsabench.verdicts.threshold import Decision
+
+YOURS, WRONG, FAILED_TO_RUN = "your kernel", "is wrong", "failed"
 
 
 def split_candidates(
@@ -24,7 +26,7 @@ def split_candidates(
 
 
 def describe_outcome(plan: Plan, results: Results, took: str = "") -> Sentence:
-    """Return whether the run is complete, and how many kernels failed. took: ` in 12.3 s`."""
+    """Return whether the run is complete, and whose kernels failed. took: ` in 12.3 s`."""
     missed = {r.implementation for r in results.records if r.caught is Catch.MISSED}
     if missed:
         count = "a control was" if len(missed) == 1 else f"{len(missed)} controls were"
@@ -32,21 +34,40 @@ def describe_outcome(plan: Plan, results: Results, took: str = "") -> Sentence:
     untried = name_untried(plan, results.records)
     if untried and not results.failures:
         return Sentence(f"complete{took}, but no candidate was tried: {untried}", "bold yellow")
-    failed = {
-        (r.op, r.implementation): _name_failure(r)
-        for r in results.records
-        if r.role is not Role.CONTROL and r.status not in BENIGN
-    }
-    counts = Counter(failed.values())
-    texts = [f"{n} {what.replace(' ', 's ', 1) if n > 1 else what}" for what, n in counts.items()]
-    if not texts and results.failures:
+    compared = [r for r in results.records if r.role is not Role.CONTROL]
+    has_failed = any(r.status not in BENIGN for r in compared)
+    if not has_failed and results.failures:
         return Sentence(f"invalid{took}: {results.failures[0]}", FAILED)
-    return Sentence(", ".join([f"complete{took}", *texts]), FAILED if texts else "bold green")
+    found = ", ".join(_count_outcomes(plan, compared))
+    text = f"complete{took}: {found}" if found else f"complete{took}"
+    return Sentence(text, FAILED if has_failed else "bold green")
 
 
-def _name_failure(record: Record) -> str:
-    noun = "kernel" if record.role is Role.CANDIDATE else str(record.role)
-    return f"{noun} {'wrong' if record.status is Status.WRONG else 'failed'}"
+def _count_outcomes(plan: Plan, records: Sequence[Record]) -> Iterator[str]:
+    """Yield `1 of your 2 kernels is wrong`, and of other kernels only what failed."""
+    kernels = grouped(records, lambda r: (r.op, r.implementation)).values()
+    counts = Counter((_name_owner(plan, own[0]), _name_outcome(own)) for own in kernels)
+    yours = sum(n for (owner, _), n in counts.items() if owner == YOURS)
+    for (owner, outcome), n in sorted(counts.items(), key=lambda item: item[0][0] != YOURS):
+        subject = f"{n} {owner}{'s' if n > 1 else ''}"
+        if owner == YOURS:
+            subject = f"{n} of your {yours} kernels" if yours > 1 else YOURS
+        elif outcome not in (WRONG, FAILED_TO_RUN):
+            continue
+        yield f"{subject} {outcome.replace('is ', 'are ') if n > 1 else outcome}"
+
+
+def _name_owner(plan: Plan, record: Record) -> str:
+    if record.role is not Role.CANDIDATE:
+        return str(record.role)
+    return YOURS if is_of_the_user(plan, record) else "shipped kernel"
+
+
+def _name_outcome(records: Sequence[Record]) -> str:
+    statuses = {r.status for r in records}
+    if statuses <= BENIGN:
+        return "is right" if Status.OK in statuses else "did not run"
+    return WRONG if Status.WRONG in statuses else FAILED_TO_RUN
 
 
 def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str]:
@@ -54,11 +75,13 @@ def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str
     if all(r.median_ms is None for r in standing.right):  # the parts say why no length follows
         decisions = []
     own = [d for d in decisions if (d.op, d.candidate) == (standing.op, standing.implementation)]
-    parts = [standing.correctness, *standing.speed]
+    open_, decided = list[str](), list[str]()
     for (sentence, why), alike in grouped(own, lambda d: (d.sentence, _explain(d))).items():
         regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
+        parts = open_ if alike[0].answer is ThresholdAnswer.NOT_DECIDED else decided
         parts.append(f"{sentence} ({regimes}{f'; {why}' if why else ''})")
-    return parts
+    # Ratios alone would look like a decision.
+    return [standing.correctness, *open_, *standing.speed, *decided]
 
 
 def _explain(decision: Decision) -> str:
@@ -74,8 +97,10 @@ def _explain(decision: Decision) -> str:
 
 def describe_shipped(shipped: Sequence[Standing]) -> str:
     failed = [s.implementation for s in shipped if s.right != s.ran]
-    but = f", not {', '.join(failed)}" if failed else ""
-    return f"shipped candidates: {len(shipped) - len(failed)} of {len(shipped)} are right{but}"
+    ran = [s for s in shipped if s.ran]
+    but = f"; not right: {', '.join(failed)}" if failed else ""
+    rest = f"; {len(shipped) - len(ran)} did not run" if len(ran) < len(shipped) else ""
+    return f"shipped candidates: {len(ran) - len(failed)} of {len(ran)} are right{but}{rest}"
 
 
 def describe_payments(payments: Sequence[BreakEven]) -> Iterator[str]:

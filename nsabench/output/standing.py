@@ -1,14 +1,19 @@
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from nsabench import labels
 from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison, Record
 from nsabench.model.vocabulary import Catch, Reference, Regime, Role, Status, Verdict
 from nsabench.output import grouped
+from nsabench.verdicts.statistics import Ratio
+from nsabench.verdicts.verdict import decide_verdict
 
 DECLINED = (Status.UNSUPPORTED, Status.SKIPPED)
+MOST_NAMED = 2  # references of a ratio
 
 
 def head(records: Sequence[Record]) -> str:
@@ -50,16 +55,16 @@ class Standing:
         return {regime: count for regime, count in counts.items() if count}
 
     def list_ratios(self, regime: Regime) -> list[Comparison]:
-        """Return the ratios without a caution: to baselines, or to alternatives without any."""
+        """Return clear ratios without a caution: to baselines, or to alternatives without any."""
         found = [r.compared_best(regime) for r in self.records if not r.caution_in(regime)]
         ratios = [c for c in found if c is not None and c.ratio is not None]
-        return [c for c in ratios if c.reference is Reference.BASELINE] or ratios
+        ratios = [c for c in ratios if c.reference is Reference.BASELINE] or ratios
+        return [c for c in ratios if judge(c) is not Verdict.INCONCLUSIVE]
 
     def _list_provisos(self) -> list[str]:
-        counts = Counter(r.caution for r in self.records if r.caution)
         unproven = sum(r.unproven_verdict and not _is_untimed(r) for r in self.records)
-        rest = [f"{unproven} rest on an unproven check"] if unproven else []
-        return [f"{text} in {n}" for text, n in counts.items()] + rest
+        rest = f"{unproven} rest on an unproven check" if unproven else ""
+        return list(filter(None, (labels.count_cautions(r.caution for r in self.records), rest)))
 
     @property
     def correctness(self) -> str:
@@ -73,7 +78,7 @@ class Standing:
     @property
     def speed(self) -> list[str]:
         if not self.right:
-            return []
+            return ["not timed"] if self.ran else []
         if all(r.median_ms is None for r in self.right):
             return ["not timed (CPU)" if self.right[0].device == "cpu" else "not timed"]
         parts = [self._describe_speed(regime) for regime in self.verdicts]
@@ -83,17 +88,34 @@ class Standing:
         verdicts, compared = self.verdicts[regime], self.list_ratios(regime)
         counts = [f"{verdicts[v]} {v}" for v in Verdict if verdicts[v]]
         if not compared:
-            return f"{regime}: {', '.join(['no ratio', *counts])}"
-        reference, names = compared[0].reference, {c.against for c in compared}
-        best = names.pop() if len(names) == 1 else f"the best {reference}"
-        more = counts if reference is Reference.BASELINE else []
-        return f"{regime}: {', '.join([f'{_span(compared)} as fast as {best}', *more])}"
+            reasons = (c.reason for r in self.records if (c := r.compared(regime)) and c.reason)
+            why = next(reasons, "no ratio")
+            return f"{regime}: {', '.join(counts)} ({why})"
+        more = counts if compared[0].reference is Reference.BASELINE else []
+        parts = [f"{_span(compared)} as fast as {name_references(compared)}", *more]
+        return f"{regime}: {', '.join(parts)}"
 
     @property
     def brief(self) -> str:
         compared = {regime: self.list_ratios(regime) for regime in self.verdicts}
         ratios = [f"{regime} {_span(own)}" for regime, own in compared.items() if own]
         return "; ".join([head(self.records), *filter(None, [", ".join(ratios)])])
+
+
+def judge(c: Comparison) -> Verdict:
+    """Return the verdict. A comparison with an alternative has only its interval."""
+    if c.verdict is not None:
+        return c.verdict
+    return decide_verdict(Ratio(c.ratio or 0, c.lo or 0, c.hi or math.inf), c.regime)[0]
+
+
+def name_references(comparisons: Iterable[Comparison]) -> str:
+    """Return `sdpa_gqa`, or `the best baseline (sdpa_gqa, bmm_softmax, 2 more)`."""
+    found = {c.against: c.reference for c in comparisons if c.against}
+    names = list(found)[:MOST_NAMED]
+    names += [f"{len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    listed = ", ".join(names)
+    return listed if len(found) < 2 else f"the best {min(found.values())} ({listed})"
 
 
 def _span(compared: Sequence[Comparison]) -> str:

@@ -6,6 +6,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Reference, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.document import Block, Name, Ours, Sentence, TableBlock, Tag, number
+from nsabench.output.standing import judge
 
 MARKS = {
     "*": "* no control showed that each check behind it works: see `unproven`",
@@ -84,8 +85,7 @@ def _format_verdict(record: Record, regime: Regime, *, wide: bool) -> str:
     if wide and found.lo is not None and found.hi is not None:
         ratio += f"[{found.lo:.2f}, {found.hi:.2f}] "
     if found.reference is Reference.ALTERNATIVE:
-        word = "faster" if (found.lo or 0) > 1 else "slower" if (found.hi or 2) < 1 else "same"
-        return Tag(f"{ratio.strip()}‡", word)  # in the colour of a verdict, and without one
+        return Tag(f"{ratio.strip()}‡", judge(found))  # in the colour of a verdict
     star = "*" if regime is record.regime and record.unproven_verdict else ""
     dagger = "†" if record.caution_in(regime) else ""
     return Tag(f"{ratio}{found.verdict}{star}{dagger}", found.verdict or "")

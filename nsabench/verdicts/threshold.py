@@ -66,12 +66,10 @@ class Decision:
         if self.answer is ThresholdAnswer.FROM:
             only = f" where {' and '.join(self.where)}" if self.where else ""
             bear = f" ({self.caution})" if self.caution else ""
-            return f"worth using from {self.axis} = {self.min_length} on{only}{bear}"
-        return (
-            "not worth using at any length"
-            if self.answer is ThresholdAnswer.NO
-            else str(self.answer)
-        )
+            return f"worth using from {self.axis} = {self.min_length}{only}{bear}"
+        if self.answer is ThresholdAnswer.NOT_DECIDED:
+            return "not decided from which length to use it"
+        return "not worth using at any length" if self.answer is ThresholdAnswer.NO else self.answer
 
     @property
     def versions(self) -> str:

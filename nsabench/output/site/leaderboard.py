@@ -12,13 +12,8 @@ from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.document import Name, TableBlock, number
 from nsabench.output.standing import versions
+from nsabench.verdicts.break_even import REGIME_NAMES
 from nsabench.verdicts.statistics import geometric_mean
-
-IN = {
-    Regime.DEVICE: "on the device",
-    Regime.QUEUE: "called from Python in a queue",
-    Regime.GRAPH: "in graphs",
-}
 
 
 class LeaderboardKey(NamedTuple):
@@ -97,7 +92,7 @@ def _build_board(place: LeaderboardKey, rows: Sequence[Record]) -> Leaderboard:
     numbers = (f"time, {place.regime}", "least to greatest", "fastest in", "right in")
     columns = ("implementation", "role", "library", *numbers, "caution")
     more = [place.direction] if place.direction != Direction.FORWARD else []
-    title = " ".join([place.op, *more, IN[place.regime]])
+    title = " ".join([place.op, *more, REGIME_NAMES[place.regime]])
     cells = [cells for _, cells in sorted(right, key=lambda entry: entry[0])]
     nothing = "Nothing was right in every case it ran."
     return Leaderboard(place, TableBlock(title, columns, cells, numbers, nothing), wrong)

@@ -71,12 +71,12 @@ class Progress:
 
     def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None:
         software, device = described.software, described.device
-        self.console.print(
+        self.note(
             f"run {plan.run_id}: {len(plan.cases)} cases on {device.name or plan.device}, "
             f"torch {software.torch}, triton {software.triton}"
         )
         rates = ", ".join(f"{k} {v:.3g} TFLOP/s" for k, v in ceilings.tflop_s.items())
-        self.console.print(f"measured ceilings: copy {ceilings.copy_gb_s or 0:.4g} GB/s, {rates}")
+        self.note(f"measured ceilings: copy {ceilings.copy_gb_s or 0:.4g} GB/s, {rates}")
         self._roles = {(i.op, i.name): i.role for i in plan.implementations}
         self._began = time.monotonic()
 

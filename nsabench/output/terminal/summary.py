@@ -74,7 +74,8 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
 def _list_logs(finished: Finished) -> Iterator[str]:
     """Yield what crashed, with the log that says more. The answer has what is wrong."""
     compared = (r for r in finished.results.records if r.role is not Role.CONTROL)
-    failed = (r for r in compared if r.status not in BENIGN)
+    failed = [r for r in compared if r.status not in BENIGN]
+    failed.sort(key=lambda r: not is_of_the_user(finished.plan, r))
     groups = grouped(failed, lambda r: (r.implementation, r.status, r.diagnosis or r.reason))
     for (name, status, why), rows in groups.items():
         log = finished.folder.path / "logs" / f"{rows[0].case_id}.log"

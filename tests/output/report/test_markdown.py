@@ -30,7 +30,7 @@ def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
         "Decision",
         "Commands",
     ]
-    assert "`quick_one` (selection_rows): RIGHT 8 of 8; device: " in text
+    assert "`quick_one` (selection_rows): RIGHT 8 of 8; not decided" in text
     assert "There is no readable `environment.json`" in text
 
 

@@ -40,12 +40,12 @@ def names(board: Leaderboard) -> list[str]:
 def test_each_regime_has_a_board_of_its_own(records: Sequence[Record]) -> None:
     """An alternative stands last, and takes no place from a rival that is slower."""
     device, queue = leaderboards([records])
-    assert device.table.title == "selection_rows on the device"
-    assert queue.table.title == "selection_rows called from Python in a queue"
+    assert device.table.title == "selection_rows by its kernels alone"
+    assert queue.table.title == "selection_rows from Python"
     assert names(device) == ["mine", "sdpa_gqa", "dense"]
     assert names(queue) == ["sdpa_gqa", "mine", "dense"]
     [board] = leaderboards([[in_graphs(r) for r in records]])
-    assert board.table.title == "selection_rows in graphs"
+    assert board.table.title == "selection_rows in a CUDA graph"
 
 
 def test_an_entry_has_its_times_its_library_and_its_caution(records: Sequence[Record]) -> None:

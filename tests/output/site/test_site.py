@@ -71,7 +71,7 @@ def test_it_works_from_a_folder(page: Path, browser: Browser, width: int, dark: 
 def test_it_says_what_each_run_decides_and_who_says_so(page: Path) -> None:
     text = re.sub(r"<script.*?</script>|<[^>]+>", " ", page.read_text(), flags=re.S)
     text = " ".join(text.split())
-    assert text.count("worth using from L = 256 on") == 3
+    assert text.count("worth using from L = 256") == 3
     assert "3 runs, 2026-01-01 to 2026-03-01" in text
     assert "Sparse attention on NVIDIA A100, NVIDIA H200" in text
     assert text.count("Signed with the key") == 3
@@ -98,7 +98,7 @@ def test_no_decision_stands_without_its_regime(tmp_path: Path) -> None:
         text,
     )
     assert rows == [
-        ("device", "worth using from L = 256 on"),
+        ("device", "worth using from L = 256"),
         ("queue", "not worth using at any length"),
     ]
 
@@ -154,7 +154,7 @@ def test_what_an_archive_holds_has_its_page_and_its_downloads(page: Path, browse
     assert len(browser.rows("candidates")) == 16 and len(browser.rows("records")) == 30
     assert any("H4 D64" in text for text in browser.texts("heat"))
     text = browser.js("return document.body.textContent")
-    assert "worth using from L = 256 on" in text and "16 caught" in text
+    assert "worth using from L = 256" in text and "16 caught" in text
     links: list[str] = browser.js(
         "return [...document.querySelectorAll('#trust a')].map(a => a.getAttribute('href'))"
     )

@@ -23,6 +23,7 @@ from tests.runs import Made, make_run, with_comparison
 from tests.verdicts.test_break_even import ladder
 
 MINE = "mine.py@aaaaaaaaaaaa"
+DONE = "complete in 2.0 s: your kernel"
 
 
 def finish(folder: Path, made: Made, mine: str = "mine") -> Finished:
@@ -59,7 +60,7 @@ def text_of(finished: Finished) -> str:
 def test_the_users_candidates_come_first_and_the_answer_last(tmp_path: Path) -> None:
     finished = finish(tmp_path, Made(implementations=("rows_group", "rows_cuda", "mine")))
     head, first, *rest = lines_of(finished)
-    assert head == "complete in 2.0 s"
+    assert head == "complete in 2.0 s: your kernel is right"
     assert first.startswith("mine: RIGHT 16 of 16; device: 0.50x to 1.5")
     assert "shipped candidates: 2 of 2 are right" in rest
     assert show(finished).rstrip().endswith("\n".join([head, first, *rest]))
@@ -86,9 +87,19 @@ def test_it_is_short_and_fits_80_columns(tmp_path: Path, count: int, status: Sta
 @pytest.mark.parametrize(
     ("made", "head", "is_red", "code"),
     [
-        (Made(), "complete in 2.0 s", [], 0),
-        (Made(status=lambda _: Status.WRONG), "complete in 2.0 s, 1 kernel wrong", ["mine"], 1),
-        (Made(status=lambda _: Status.CRASHED), "complete in 2.0 s, 1 kernel failed", ["mine"], 1),
+        (Made(), "complete in 2.0 s: your kernel is right", [], 0),
+        (
+            Made(status=lambda _: Status.WRONG),
+            "complete in 2.0 s: your kernel is wrong",
+            ["mine"],
+            1,
+        ),
+        (
+            Made(status=lambda _: Status.CRASHED),
+            "complete in 2.0 s: your kernel failed",
+            ["mine"],
+            1,
+        ),
         (Made(control_caught=False), "invalid in 2.0 s: a control was not caught", [], 1),
         (Made(status=lambda _: Status.SKIPPED), "complete in 2.0 s, but no candidate", [], 5),
     ],
@@ -103,6 +114,44 @@ def test_only_what_failed_is_red(
     red = [sentence.text.partition(":")[0] for sentence in rest if "red" in sentence.style]
     assert [name for name in red if not name.startswith(" ")] == is_red
     assert result.exit_code(finished) == code
+
+
+def test_the_first_line_says_whose_kernels_failed(tmp_path: Path) -> None:
+    names = ("rows_group", "rows_cuda", "mine")
+    made = Made(implementations=names, status=lambda _: Status.CRASHED)
+    head = lines_of(finish(tmp_path / "a", made))[0]
+    assert head == "complete in 2.0 s: your kernel failed, 2 shipped kernels failed"
+    shipped = lines_of(finish(tmp_path / "b", made, mine=""))[0]
+    assert shipped == "complete in 2.0 s: 3 shipped kernels failed"
+
+
+def test_a_kernel_that_did_not_run_is_not_counted_as_right(tmp_path: Path) -> None:
+    made = Made(implementations=("rows_group", "mine"), status=lambda _: Status.SKIPPED)
+    assert "shipped candidates: 0 of 0 are right; 1 did not run" in lines_of(finish(tmp_path, made))
+
+
+def test_an_inconclusive_ratio_is_in_no_span(tmp_path: Path) -> None:
+    """`0.00x as fast, 2 inconclusive` reads like an answer."""
+    ratio = {64: 2.0, 128: 1.0, 256: 2.0, 512: 2.0}
+    made = Made(noise=0.05, samples=12, ratio=ratio.__getitem__, shapes=((256, 4, 64),))
+    finished = finish(tmp_path, made)
+    [standing] = standings(finished.results.records)
+    unclear = [r for r in standing.records if r.verdict is Verdict.INCONCLUSIVE]
+    assert 0 < len(standing.list_ratios(Regime.DEVICE)) == 8 - len(unclear) < 8
+    none = finish(tmp_path / "none", Made(noise=0.05, samples=8, seed=1, ratio=lambda _: 1.0))
+    assert "device: 16 inconclusive (" in text_of(none)
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.WRONG])
+def test_whether_it_is_right_comes_before_what_is_not_decided(
+    tmp_path: Path, status: Status
+) -> None:
+    """A kernel that is right and one that is wrong have their timing at the same place."""
+    made = Made(status=lambda _: status, noise=0.2, samples=6, ratio=lambda _: 1.0)
+    text = text_of(finish(tmp_path, made)).partition("mine: ")[2]
+    first, second, *_ = text.partition(" controls: ")[0].split("; ")
+    assert first.startswith("RIGHT" if status is Status.OK else "WRONG")
+    assert second.startswith("not decided" if status is Status.OK else "not timed")
 
 
 def test_a_crash_names_its_log(tmp_path: Path) -> None:

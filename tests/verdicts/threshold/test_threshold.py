@@ -279,7 +279,7 @@ def test_a_threshold_for_one_shape_needs_no_other_shapes(tmp_path: Path) -> None
     folder = make_run(tmp_path / "run")
     one = ["--where", "H=8 and D=128"]
     done = CliRunner().invoke(command, [str(folder), *one])
-    assert "worth using from L = 256 on where H=8 and D=128" in done.stdout
+    assert "worth using from L = 256 where H=8 and D=128" in done.stdout
     content = json.loads(CliRunner().invoke(command, [str(folder), *one, "--json"]).stdout)
     [decision] = content["decisions"]
     assert (decision["where"], decision["cases"]) == (["H=8 and D=128"], 8)
