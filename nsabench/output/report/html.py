@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Scripts of every page, in the order of their dependencies.
 COMMON = ("data.js", "theme.js", "filters.js", "table.js", "draw.js")
+KEYID = r"\b([0-9a-f]{16})([0-9a-f]{48})\b"  # a page shows the first part
 ASSETS = files("nsabench.output.report").joinpath("assets")
 
 
@@ -38,7 +39,8 @@ def render(
         ms=lambda value: "–" if value is None else f"{value:.4g} ms",
         ratio=lambda value: "–" if value is None else f"{value:.2f}×",
         tiny=lambda value: number(value, ".1e"),
-        ticks=_mark_code,
+        ticks=lambda text: _mark(text, r"`([^`]*)`", r"<code>\1</code>"),
+        keys=lambda text: _mark(text, KEYID, r'<abbr title="\1\2">\1…</abbr>'),
     )
     return templates.get_template(template).render(
         version=__version__,
@@ -100,16 +102,14 @@ def _read_charts() -> Mapping[str, Any]:
     }
 
 
-def draw(
-    chart: str, datasets: Mapping[str, list[dict[str, Any]]], axis: Mapping[str, object]
-) -> Markup:
-    """Return a chart as SVG that needs no script. axis: the title and the values of its x-axis."""
+def draw(chart: str, points: Sequence[Mapping[str, Any]], axis: str) -> Markup:
+    """Return a chart as SVG that needs no script. points: each has a `length`, the x-axis."""
     import markupsafe
 
     specification = json.loads(_read_asset(chart))
-    specification["datasets"] = _make_safe(datasets)
-    x = specification["layer"][0]["encoding"]["x"]
-    x["axis"] |= _make_safe(axis)
+    specification["datasets"] = _make_safe({"points": points})
+    scale = {"title": axis, "values": sorted({point["length"] for point in points})}
+    specification["layer"][0]["encoding"]["x"]["axis"] |= _make_safe(scale)
     svg: str = _import_vl_convert().vegalite_to_svg(specification)
     # Show the label of a point under the pointer. The label is already escaped.
     titled = re.sub(
@@ -143,8 +143,8 @@ def _bundle_scripts() -> str:
     return text
 
 
-def _mark_code(text: str) -> Markup:
+def _mark(text: str, pattern: str, markup: str) -> Markup:
     import markupsafe
 
     escaped = str(markupsafe.escape(shown(text)))
-    return markupsafe.Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))
+    return markupsafe.Markup(re.sub(pattern, markup, escaped))

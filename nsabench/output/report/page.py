@@ -22,7 +22,7 @@ from nsabench.output.document import Name, TableBlock, Tag, number
 from nsabench.output.report import html, payment_chart, ratio_chart
 from nsabench.output.report.facts import Facts, surroundings
 from nsabench.output.report.tables import shards
-from nsabench.output.standing import tally_of_controls
+from nsabench.output.standing import is_of_the_user, tally_of_controls
 from nsabench.verdicts import thresholds_yaml
 from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.tables import COMPARISONS, RECORDS
@@ -31,7 +31,6 @@ SCRIPTS = ("series.js", "charts.js", "main.js")
 MOST_LOGS = 30  # excerpts; the run's folder has the whole logs
 MOST_SHOWN = 3  # candidates on the first screen: the user's, if there are any
 
-OPEN = ("decision", "failed")
 COLUMNS = tuple(column.name for column in columns(Record))
 # The fields of a comparison by their names in the scripts.
 COMPARED = {
@@ -53,10 +52,7 @@ class Section:
     question: str
     context: Callable[[Facts], Any] = lambda facts: None
     applies: Callable[[Facts], bool] = lambda facts: True
-
-    @property
-    def is_folded(self) -> bool:
-        return self.name not in OPEN
+    is_folded: bool = True
 
 
 def render(facts: Facts) -> str:
@@ -281,12 +277,16 @@ SECTIONS = (
         "Decision",
         "Is it right, is it faster, and from which length?",
         _gather_decision,
+        is_folded=False,
     ),
     Section(
         "failed",
         "Failures",
         "What failed, and how?",
-        lambda facts: gather_failures(facts.records, facts.log),
+        lambda facts: gather_failures(
+            sorted(facts.records, key=lambda r: not is_of_the_user(facts.plan, r)), facts.log
+        ),
+        is_folded=False,
     ),
     Section(
         "pays",

@@ -39,9 +39,7 @@ class Chart:
             for name, line in self.lines.items()
             for length, ms in line
         ]
-        axis = self.payment.axis
-        lengths = sorted({length for line in self.lines.values() for length, _ in line})
-        return html.draw("payment.vl.json", {"points": points}, {"title": axis, "values": lengths})
+        return html.draw("payment.vl.json", points, self.payment.axis)
 
 
 def charts(payments: Sequence[BreakEven], records: Sequence[Record]) -> list[Chart]:

@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.model.vocabulary import Kind, Status
 from nsabench.output.report import Facts, write_html
+from nsabench.signing import Signer
 from tests.output.report.browser import Browser
 from tests.runs import Made, make_run
 
@@ -177,6 +179,48 @@ def test_the_chart_of_the_answer_names_the_alternative(tmp_path: Path) -> None:
     answer = page.partition('class="answer"')[2].partition("</figure>")[0]
     for name in ("sdpa_gqa", "dense"):
         assert re.search(rf">(device|queue): against {name}</text>", answer)
+
+
+def test_a_ratio_and_its_chart_name_the_references_alike(tmp_path: Path) -> None:
+    made = Made(flex_ms=lambda length: 0.1 if length > 200 else 1.0)
+    page = write_html(Facts.read(make_run(tmp_path / "run", made)), tmp_path).read_text()
+    assert "as fast as the best baseline (sdpa_gqa, flex_attention)" in page
+    assert "device: against the best baseline (sdpa_gqa, flex_attention)</text>" in page
+
+
+def test_only_decided_ratios_are_joined_by_a_line(tmp_path: Path) -> None:
+    """Readers take a line for an answer, so an inconclusive point is hollow and stands alone."""
+    ratio = {64: 2.0, 128: 2.0, 256: 1.0, 512: 2.0}
+    made = Made(noise=0.05, samples=12, ratio=ratio.__getitem__, shapes=((256, 4, 64),))
+    run = make_run(tmp_path / "run", made)
+    assert {r.length for r in Facts.read(run).candidates if r.verdict == "inconclusive"} == {256}
+    page = write_html(Facts.read(run), tmp_path).read_text()
+    chart = page.partition('class="answer"')[2].partition("</figure>")[0]
+    points = re.findall(r'<path role="graphics-symbol"([^>]*)><title>([^<]*)</title>', chart)
+    assert len(points) == len(ratio)
+    for attributes, label in points:
+        assert ('fill-opacity="0"' in attributes) is ("inconclusive" in label)
+    [line] = re.findall(r'class="mark-line[^>]*><path d="([^"]*)"', chart)
+    assert line.count("M") == 2, "the line ends before what is inconclusive"
+    assert "hollow: inconclusive" in chart
+
+
+def test_without_a_decided_ratio_a_sentence_stands_for_the_chart(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(noise=0.05, samples=8, ratio=lambda _: 1.0, seed=1))
+    assert {r.verdict for r in Facts.read(run).candidates} == {"inconclusive"}
+    page = write_html(Facts.read(run), tmp_path).read_text()
+    answer = page.partition('class="answer"')[2].partition("<details>")[0]
+    assert "<svg" not in answer
+    assert "No chart of <code>mine</code>" in answer and "interval of the ratio" in answer
+
+
+def test_the_id_of_a_key_does_not_fill_a_line(tmp_path: Path) -> None:
+    signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+    facts = Facts.read(make_run(tmp_path / "run", Made()), signer=signer)
+    answer = write_html(facts, tmp_path).read_text().partition('class="answer"')[2]
+    answer = answer.partition("<details>")[0]
+    assert f'<abbr title="{signer.keyid}">{signer.keyid[:16]}…</abbr>' in answer
+    assert f" {signer.keyid}" not in answer
 
 
 @pytest.mark.parametrize("table", ["candidates", "records", "case"])
