@@ -4,8 +4,8 @@
                                         samples-HASH.parquet
                                         manifest.dsse.json
 
-The tables are the run's own files. Their names hold the first 16 digits of their hash, so writers
-of different content never touch the same object. Readers look for manifests, which come last.
+The tables are the run's own files. Their names contain the first 16 digits of their hash, so
+different content never has the same name. Readers look for manifests, which are written last.
 
 Import `archive.query` directly: it needs DuckDB, which images do not have.
 """

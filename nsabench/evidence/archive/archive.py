@@ -43,7 +43,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class Surveyed:
-    """broken: a sentence about each run that is not sound. stray: objects without a manifest."""
+    """sound: verified runs. broken: a sentence for each other run. stray: objects of no run."""
 
     sound: list[ArchivedRun]
     broken: list[str]
@@ -57,7 +57,7 @@ class Archive:
     def add(
         self, run: Path, *, trusted: Iterable[str] = (), require: Trust = Trust.EPHEMERAL
     ) -> tuple[Added, str]:
-        """Verify a run, copy it, and return whether it was new, and its prefix."""
+        """Verify a run and copy it. Return whether it was added, and the prefix of its objects."""
         report = verify(run, trusted=trusted, require=require)
         report.raise_if_broken()
         return self.add_verified(report)
@@ -89,7 +89,7 @@ class Archive:
     def _refuse_another(self, run_id: str) -> NoReturn:
         raise VerificationFailed(
             f"another run with the id {run_id} is in {self.store.location}",
-            "a run that was resumed or signed again is another one; keep one of them.",
+            "keep one of them: a run that was resumed or signed again counts as another run.",
         )
 
     def runs(self, trusted: frozenset[str] = frozenset()) -> list[ArchivedRun]:
@@ -98,7 +98,7 @@ class Archive:
     def survey(
         self, trusted: frozenset[str] = frozenset(), require: Trust = Trust.EPHEMERAL
     ) -> Surveyed:
-        """Verify all runs. A run that was verified before, and has not changed, is not read."""
+        """Verify all runs, except those that were verified before and have not changed."""
         stamps = self.store.stamps()
         manifests = [n for n in stamps if n.endswith("/" + MANIFEST)]
         stored: dict[str, dict[str, str]] = defaultdict(dict)
@@ -111,7 +111,7 @@ class Archive:
             try:
                 run = seen.get(keys[name])
                 statement = run.statement if run is not None else self._read_statement(name)
-                # Before its tables are read.
+                # Check the trust before the tables are read.
                 trust = trust_in(statement.predicate, trusted, revoked, require)
                 if run is None:
                     run = self._verify_tables(name, statement, trust, stored[_folder(name)])
@@ -149,7 +149,7 @@ class Archive:
         predicate = statement.predicate
         run = ArchivedRun(prefix=name.removesuffix(MANIFEST), statement=statement, trust=trust)
         if not f"/{run.prefix}".endswith(f"/{_prefix(predicate)}"):
-            raise VerificationFailed(f"it belongs under {_prefix(predicate)}")
+            raise VerificationFailed(f"it is not in the folder {_prefix(predicate)}")
         for stored in map(run.object, TABLES):
             if stored not in there:
                 raise VerificationFailed(f"{stored} is missing")
@@ -184,7 +184,7 @@ def _check_tables(folder: Path, predicate: Predicate) -> dict[str, dict[str, str
         with files.readable(path.name):
             refuse_misfit(path)
             for part in batches(path):  # reads all columns, to find a broken page anywhere
-                part.validate(full=True)  # texts are UTF-8
+                part.validate(full=True)  # for example, texts must be UTF-8
                 if set(pc.unique(part["run_id"]).to_pylist()) - {predicate.run_id}:
                     raise VerificationFailed(f"{path.name} has rows of another run")
             known = {column.name for column in COLUMNS[table]}

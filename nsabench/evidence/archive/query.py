@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise EnvironmentRefused("a query needs duckdb, which is not installed", INSTALL) from error
 
-MEMORY = 512 * limits.MIB  # for DuckDB, and as much again for the answer
+MEMORY = 512 * limits.MIB  # the limit of DuckDB, and also of the answer
 PATIENCE_S = 60.0
 _BATCH = 10_000
 _CONFIGURATION: dict[str, str | bool | int | float | list[str]] = {
@@ -46,16 +46,16 @@ def query(
 ) -> pa.Table:
     """Return the answer of a query over some runs of an archive (None: all sound runs).
 
-    A shard is left out if a merged run holds its measurements. A column that a run does not have is
-    null for that run. Raises `UsageError` if the archive is
-    empty, DuckDB refuses the query, or the answer takes too much time or memory.
+    A shard is left out if a merged run contains it. A column that a run does not have is null for
+    that run. Raises `UsageError` if the archive is empty, DuckDB refuses the query, or the answer
+    takes too much time or memory.
     """
     runs = archive.runs() if runs is None else runs
     merged = {shard for run in runs for shard in run.statement.predicate.shards}
     runs = [run for run in runs if run.statement.predicate.as_shard not in merged]
     if not runs:
         raise UsageError(
-            f"{archive.store.location} holds no sound run",
+            f"{archive.store.location} contains no sound run",
             "add one with `nsabench archive add RUN --to ARCHIVE`.",
         )
     with duckdb.connect(config=_CONFIGURATION) as connection:
@@ -63,7 +63,7 @@ def query(
         try:
             connection.register("runs", _runs(runs))
             for table in COLUMNS:
-                if table in sql.lower():  # the others are not copied
+                if table in sql.lower():  # tables that the query does not name are not copied
                     _make_view(connection, table, open_segments(archive, table, runs))
             connection.execute("SET lock_configuration = true")
             interrupt.start()
@@ -76,7 +76,7 @@ def query(
             sentence = " ".join(str(error).split())[:300]
             raise UsageError(
                 f"the query cannot be answered: {sentence}",
-                "it may select from runs, records, comparisons and samples, in DuckDB's SQL.",
+                "write DuckDB's SQL, with the views runs, records, comparisons and samples.",
             ) from None
         finally:
             interrupt.cancel()
@@ -85,7 +85,7 @@ def query(
 def _make_view(
     connection: duckdb.DuckDBPyConnection, table: str, segments: Sequence[ds.Dataset]
 ) -> None:
-    """Make a view of all columns of all segments. Columns that a segment lacks are null."""
+    """Make a view of all columns of all segments. A column that a segment lacks is null there."""
     known = schema(COLUMNS[table]).remove_metadata()
     connection.register(f"{table}_of_none", known.empty_table())
     parts = [f"SELECT * FROM {table}_of_none"]
@@ -98,11 +98,11 @@ def _make_view(
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
     answer = connection.sql(sql)
     if answer is None:
-        raise UsageError("the query has no answer", "ask with SELECT.")
+        raise UsageError("the query has no answer", "write a SELECT.")
     # DuckDB 2.0 renamed the method.
     read = getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
     reader = read(_BATCH)
-    batches, taken = [], 0  # a short query can ask for an answer of any size
+    batches, taken = [], 0  # stop at the limit, since a short query can have a huge answer
     for batch in reader:
         taken += batch.nbytes
         if taken > MEMORY:
@@ -128,7 +128,7 @@ def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
                 **p.environment.model_dump(exclude={"commits"}),
                 "commit": p.environment.commits.get("nsabench"),
                 "kernels_commit": p.environment.commits.get("kernels"),
-                # Empty if the torch and the Triton belong together.
+                # Empty if the versions of torch and Triton belong together.
                 "unpaired": describe_mismatch(p.environment.torch, p.environment.triton),
             }
         )

@@ -1,4 +1,4 @@
-"""Describe the runs of an archive, and remember those that were verified on this machine."""
+"""Describe the runs of an archive, and remember which were verified on this machine."""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ MOST_BYTES = 512 * limits.MIB
 
 
 class ArchivedRun(Frozen):
-    prefix: str  # of the names of its objects, ends in "/"
+    prefix: str  # the names of its objects begin with this; ends in "/"
     statement: Statement
     trust: Trust
-    # By table, the Arrow types of the columns that this version does not know.
+    # For each table, the Arrow types of the columns that this version of nsabench does not know.
     unknown: dict[str, dict[str, str]] = Field(default={})
 
     @property

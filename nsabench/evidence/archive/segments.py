@@ -1,8 +1,8 @@
-"""Copies of the tables of verified runs, many runs in a file.
+"""Copies of the tables of verified runs, with many runs in one file.
 
 Opening ten thousand files takes half a minute, so a query reads segments: Parquet files in the
-user's cache, each with a table of many runs. Each row names the digest of the table that it comes
-from, and a query gets the rows whose digest the manifest of a verified run names.
+user's cache, each with one table of many runs. Each row has the digest of the table that it comes
+from. A query gets the rows with the digests in the manifests of its runs.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from nsabench.evidence.manifest.tables import COLUMNS
 from nsabench.files import replacing, user_cache
 from nsabench.verdicts.tables import schema
 
-DIGEST = "table_sha256"  # the column that a segment adds
-MOST = 100  # segments of a table; if there are more, one is written anew
+DIGEST = "table_sha256"  # a column that a segment adds
+MOST = 100  # segments of a table; if there are more, all are deleted and one is written
 ROWS = 1 << 14  # of a row group
 _FORMAT = ds.ParquetFileFormat()
 
@@ -58,7 +58,7 @@ def open_segments(archive: Archive, table: str, runs: Sequence[ArchivedRun]) -> 
 
 def _open(path: Path, missing: dict[str, ArchivedRun]) -> ds.Dataset:
     """Select the rows of missing runs in a segment, and remove these runs from `missing`."""
-    file = pa.memory_map(str(path))  # it can be read after it was removed
+    file = pa.memory_map(str(path))  # stays readable if another process removes the file
     columns = pq.read_schema(file)
     digests = columns.metadata[DIGEST.encode()].decode().split()
     dataset = ds.FileSystemDataset([_FORMAT.make_fragment(file)], columns, _FORMAT)
@@ -85,7 +85,7 @@ def _write(path: Path, archive: Archive, table: str, runs: Sequence[ArchivedRun]
 
 
 def _list_columns(table: str, runs: Iterable[ArchivedRun]) -> pa.Schema:
-    """Return the columns that a run has. SQL does not distinguish `n` from `N`."""
+    """Return the columns of all runs. SQL does not distinguish `n` from `N`."""
     own = pa.field(DIGEST, pa.string())
     fields = {field.name.lower(): field for field in [*schema(COLUMNS[table]), own]}
     for run in runs:

@@ -20,13 +20,13 @@ try:
 except ImportError as error:
     raise EnvironmentRefused("an archive needs obstore, which is not installed", INSTALL) from error
 
-# A server that does not answer soon is reported.
+# If a server does not answer soon, report it instead of waiting.
 RETRIES = 3
 PATIENCE = timedelta(seconds=20)
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _ENDPOINT = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d*)?(/[!-~]*)?", re.ASCII)
 _IN_HEADERS = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
-# A part of obstore's message, such as an S3 code; what is wrong; what to do.
+# A part of obstore's message, such as an S3 code, with what is wrong and what to do.
 _REFUSALS = (
     (
         "SignatureDoesNotMatch",
@@ -47,8 +47,8 @@ _REFUSALS = (
     ("NoSuchBucket", "there is no such bucket", "make the bucket, or correct the address."),
     (
         "AccessDenied",
-        "the access key may not do that",
-        "let its owner allow it to list and read objects, and `archive add` to write them.",
+        "the access key does not have the permission",
+        "ask for the permissions to list and read objects, and for `archive add` to write them.",
     ),
     ("Missing AccessKeyId", "AWS_ACCESS_KEY_ID is not set", "set it as well as the secret key."),
     (
@@ -57,14 +57,14 @@ _REFUSALS = (
         "set it as well as AWS_ACCESS_KEY_ID.",
     ),
     (
-        "169.254.169.254",  # a machine in the cloud may get its credentials there
+        "169.254.169.254",  # the address at which a machine in a cloud gets credentials
         "there are no credentials: AWS_ACCESS_KEY_ID is not set, and this machine has no role",
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
     ),
     (
         "error sending request",
         "no server answers",
-        "check the network and AWS_ENDPOINT_URL, which is for servers other than Amazon's.",
+        "check the network and AWS_ENDPOINT_URL; unset it for Amazon's own servers.",
     ),
 )
 
@@ -104,7 +104,7 @@ class Store:
         return sorted(self.stamps())
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp of each object by name. It changes if the object is replaced."""
+        """Return a stamp for each object, which changes if the object is replaced."""
         with self._errors():
             if self.folder is not None:
                 return dict(_files(self.folder))
@@ -112,7 +112,7 @@ class Store:
             return {entry["path"]: _stamp(entry) for entry in entries}
 
     def read(self, name: str, most: int) -> bytes:
-        """Raises `VerificationFailed` if the object is missing or has more than `most` bytes."""
+        """Raise `VerificationFailed` if the object is missing or has more than `most` bytes."""
         with self._errors():
             try:
                 if self.folder is not None:
@@ -129,7 +129,7 @@ class Store:
                 raise VerificationFailed(f"{name} {error}") from None
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object. Return False if it exists; then it stays as it is."""
+        """Write an object and return True, or return False if it exists already."""
         with self._errors():
             try:
                 obstore.put(self._store, name, data, mode="create", use_multipart=False)
@@ -143,9 +143,9 @@ class Store:
             yield
         except (exceptions.BaseError, OSError) as error:
             sentence = " ".join(str(error).partition("\n\nDebug source")[0].split())[:300]
-            remedy = "check the address, the AWS_* variables and what they may do there."
+            remedy = "check the address, the AWS_* variables and their permissions."
             if self.folder is not None:
-                remedy = "make room there, or make it writable."
+                remedy = "make room on its disk, or make it writable."
             for sign, what, to_do in _REFUSALS if self.folder is None else ():
                 if sign in str(error):
                     sentence, remedy = what, to_do
@@ -154,17 +154,17 @@ class Store:
 
 
 def _refuse_odd_variables() -> None:
-    """Raise `UsageError` for a value that no header can hold, at which obstore panics."""
+    """Raise `UsageError` for a value that cannot be in a header, since obstore panics on it."""
     for name in _IN_HEADERS:
         if re.search(r"[^!-~]", os.environ.get(name, "")):
             raise UsageError(
                 f"{name} has a blank, a line break or another odd character",
-                "set it again without that; a file that it is read from may end in a blank line.",
+                "set it without that character; a file with the value may end in a blank line.",
             )
 
 
 def _read_endpoint() -> str:
-    """Return the server's address, "" for Amazon's. obstore panics if it is malformed."""
+    """Return the server's address, "" for Amazon's. Refuse one on which obstore would panic."""
     for name in _ENDPOINTS:
         endpoint = os.environ.get(name)
         if endpoint is None:
@@ -173,7 +173,7 @@ def _read_endpoint() -> str:
             if _ENDPOINT.fullmatch(endpoint) and urlsplit(endpoint).port != 0:
                 return endpoint
         raise UsageError(
-            f"{name} is {endpoint!r}, and not an address such as https://s3.example.org",
+            f"{name} is {endpoint!r} and not an address such as https://s3.example.org",
             "begin it with http:// or https://, or unset it for Amazon's servers.",
         )
     return ""
@@ -190,7 +190,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
             elif entry.is_file(follow_symlinks=False):
                 with suppress(FileNotFoundError):  # removed meanwhile
                     found = entry.stat(follow_symlinks=False)
-                    # No program can set st_ctime_ns.
+                    # A program can set the time of modification, but not st_ctime_ns.
                     times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
                     yield entry.path[above:], f"{found.st_ino} {found.st_size} {times}"
 

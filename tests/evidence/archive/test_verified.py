@@ -83,7 +83,7 @@ def resign(archive: Archive, prefix: str, run: Path, change: Callable[..., objec
 @pytest.mark.parametrize(
     ("part", "change", "said"),
     [
-        ("environment", {"gpu": "NVIDIA B200"}, "it belongs under schema=1/gpu=NVIDIA_B200"),
+        ("environment", {"gpu": "NVIDIA B200"}, "schema=1/gpu=NVIDIA_B200"),
         ("environment", {"torch": "9.9.9"}, "what was signed: torch is '9.9.9' and should be"),
         ("", {"samples": 641}, "what was signed: samples is 641 and should be 640"),
         ("", {"controls_caught": False}, "what was signed: controls_caught is False"),
