@@ -17,9 +17,9 @@ from nsabench.model.version import __version__
 from nsabench.text import shown
 
 INTERRUPTED = 130
-# These commands read what others made, so their memory is limited.
+# These commands read files from others, so their memory is limited.
 READING = {"archive", "audit", "compare", "merge", "report", "site", "threshold", "verify"}
-# The work of these is not lost if their output is piped into `head`.
+# These commands go on when the reader of their output ends, as `head` does.
 MEASURING = {"all", "run", "versions"}
 
 
@@ -64,7 +64,7 @@ def main() -> None:
     except MemoryError:
         most = limits.MEMORY // limits.GIB
         say(f"nsabench: what was read takes more than {most} GiB of memory", err=True)
-        say("  remedy: get the files again from where they were made.", err=True)
+        say("  remedy: copy the files again from the machine that made them.", err=True)
         sys.exit(VerificationFailed.exit_code)
     except FileNotFoundError as error:
         if "temporary" not in str(error) or "--debug" in sys.argv:
@@ -84,14 +84,14 @@ def main() -> None:
 
 def _explained(error: Exception) -> int:
     if not isinstance(error, NsabenchError):
-        say(f"nsabench: a fault of nsabench itself: {type(error).__name__}: {error}", err=True)
+        say(f"nsabench: an error in nsabench itself: {type(error).__name__}: {error}", err=True)
         say("  remedy: run it with `nsabench --debug ...` and report what it prints.", err=True)
         return 1
     say(f"nsabench: {shown(error)}", err=True)
     if error.remedy:
         say(f"  remedy: {shown(error.remedy)}", err=True)
     if error.folder:
-        say(f"  what was measured is kept in {error.folder}: resume it then", err=True)
+        say(f"  what was measured is kept: go on with --resume {error.folder}", err=True)
     return error.exit_code
 
 

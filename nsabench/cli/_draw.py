@@ -1,4 +1,4 @@
-"""Draw a case and its right results: `python -m nsabench.cli._draw RUN CASE NAME FILE.pt`."""
+"""Write inputs and right results of a case: `python -m nsabench.cli._draw RUN CASE NAME FILE`."""
 
 import dataclasses
 import sys
@@ -18,7 +18,7 @@ from nsabench.ops import Probe
 
 
 def main(run: Path, case_id: str, name: str, file: Path) -> None:
-    """Draw the first set of the main pass: the same bits if this is the device of the run."""
+    """Write the first set of inputs of the main pass. On an equal device, the bits are equal."""
     plan = Plan.read(run / "plan.json")
     if plan.ops:
         ops.load_file(Path(plan.ops), plan.ops_sha256)
@@ -44,7 +44,7 @@ def _draw_set(
     return {
         "probe": what,
         "tensors": {name: tensor.cpu() for name, tensor in inputs.tensors.items()},
-        # A script without nsabench knows none of its classes.
+        # The script runs without nsabench, so it has none of its classes.
         "options": {
             name: dict(vars(value)) if dataclasses.is_dataclass(value) else value
             for name, value in inputs.options.items()

@@ -18,7 +18,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     refuse_inside("--junit", asked.junit, asked.out or asked.resume)
     signer = conclusion.prepare()
     if asked.out is not None and asked.resume is not None:
-        raise UsageError("--out and --resume name a folder each", "give one of them.")
+        raise UsageError("--out and --resume both name the folder of the run", "give one of them.")
     is_resumed_as_it_was = asked.resume is not None and asked == Measuring(
         resume=asked.resume,
         verbose=asked.verbose,
@@ -31,7 +31,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     try:
         plan = None if is_resumed_as_it_was else make_plan(asked)
         if plan is not None and plan.device == "cpu":
-            # A GPU refuses too much memory by itself; a host kills the process.
+            # If memory is short, a GPU reports an error, but a host kills the process.
             planner.refuse_unfitting(plan, memory_of("cpu"))
             if asked.device == "auto":
                 planner.refuse_long(plan)

@@ -68,7 +68,7 @@ timing = click.option(
 no_sandbox = click.option(
     "--no-sandbox",
     is_flag=True,
-    help="Let kernels read and write all that you may. The run says so.",
+    help="Let kernels read and write all files that you can. The run records it.",
 )
 out = click.option(
     "--out", type=FOLDER, metavar="DIR", help="Folder of the run. Default: results/RUN_ID."
@@ -78,7 +78,7 @@ resume = click.option(
     type=FOLDER,
     metavar="DIR",
     help="Folder of a run to continue. With a matrix or other options, a run is started there if "
-    "it does not exist.",
+    "there is none.",
 )
 trusted = click.option(
     "--key",
@@ -93,14 +93,14 @@ where = click.option(
     "--where",
     multiple=True,
     metavar="CONDITION",
-    help="Only cases that meet it, such as 'D=128 and L>=512'. May be given again.",
+    help="Only cases that meet the condition, such as 'D=128 and L>=512'. May be given again.",
 )
 only = click.option(
     "-k",
     "--only",
     multiple=True,
     metavar="PATTERN",
-    help="Only candidates with such a name: `mine`, `rows_*`. May be given again.",
+    help="Only candidates with this name, such as `mine` or `rows_*`. May be given again.",
 )
 verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Show every baseline, control and finding."
@@ -124,7 +124,7 @@ _own_op = functools.partial(
     "ops_file",
     type=PATH,
     metavar="FILE.py",
-    help="File with an op of your own, under the name OP.",
+    help="File that defines an op of your own as OP.",
 )
 ops_file = _own_op()
 loaded_ops = _own_op(callback=_load_op)

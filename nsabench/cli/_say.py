@@ -12,7 +12,7 @@ import click
 from nsabench.text import shown
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel  # `--help` does not wait for it
+    from pydantic import BaseModel  # not imported at run time, which would slow down `--help`
 
 
 class _LossyStream(io.FileIO):
@@ -32,7 +32,7 @@ class _LossyStream(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Let a command end its work if standard output or error cannot be written any more."""
+    """Let a command finish its work if standard output or error cannot be written any more."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         raw = io.BufferedWriter(_LossyStream(stream.fileno(), "wb", closefd=False))

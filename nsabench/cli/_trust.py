@@ -11,7 +11,7 @@ from nsabench.running.folder import RunFolder
 
 
 def admit(run: Path, *, tables: bool = True) -> None:
-    """Refuse a run that was altered or holds a link, and say if it is unsigned.
+    """Refuse a run that was altered or contains a link, and say if it is unsigned.
 
     tables: whether the command reads the tables.
     """
@@ -21,7 +21,7 @@ def admit(run: Path, *, tables: bool = True) -> None:
 
 
 def least_trust(public: tuple[Path, ...], required: str | None = None) -> Trust:
-    """Return the least trust that passes. public: keys that the user trusts.
+    """Return the lowest trust level that passes. public: keys that the user trusts.
 
     Raises `UsageError` for `pinned` without any key.
     """
@@ -42,6 +42,6 @@ def refuse_inside(option: str, path: Path | None, run: Path | None = None) -> No
     in_run = run is not None and run.resolve() in path.resolve().parents
     if in_run or signed_around(path) is not None:
         raise UsageError(
-            f"{option} {path} is in the folder of a run, which is signed as it is".lstrip(),
-            "name a file beside it.",
+            f"{option} {path} is in the folder of a run, whose files are signed".lstrip(),
+            "name a file in another folder.",
         )

@@ -17,7 +17,7 @@ def repeat(file: Path, check: Callable[[], object], on_saved: Callable[[], None]
     before: State | None = None
     while True:
         now = _read_state(file)
-        if now is None or now == before:  # None: an editor replaces it
+        if now is None or now == before:  # None: an editor is replacing the file
             time.sleep(LOOK_S)
             continue
         before = now
@@ -31,13 +31,13 @@ def repeat(file: Path, check: Callable[[], object], on_saved: Callable[[], None]
 
 
 def await_save() -> None:
-    """Let a save end the check before its error is shown: the save may be the cause."""
+    """Wait before an error is shown: if the file was half-saved, the check is restarted first."""
     time.sleep(2 * LOOK_S)
 
 
 @contextmanager
 def _interrupting(file: Path, now: State) -> Iterator[threading.Event]:
-    """Interrupt the block if the file is saved. The event says so."""
+    """Interrupt the block if the file is saved, and set the event."""
     saved, ended = threading.Event(), threading.Event()
     caller = threading.get_ident()
 

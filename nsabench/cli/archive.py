@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _open(location: str, *, create: bool = False) -> Archive:
-    # Its libraries come with an extra, and would slow down --help.
+    # The archive needs an extra, and its libraries would slow down --help.
     from nsabench.evidence.archive import Archive
 
     return Archive(location, create=create)
@@ -53,7 +53,7 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
     failed = 0
     for run in runs:
         if run.suffix == ".shards" and not (run / "plan.json").exists():
-            say(f"skipped: {run} holds the shards of a merged run", err=True)
+            say(f"skipped: {run} contains the shards of a merged run", err=True)
             continue
         try:
             outcome, prefix = archive.add(run, trusted=trusted, require=least_trust(public))
@@ -63,7 +63,8 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
         else:
             say(f"{outcome.value}: {prefix}")
     if failed:
-        raise VerificationFailed(f"{failed} of {len(runs)} runs were not added", "see above.")
+        what = f"{failed} of {len(runs)} runs were not added"
+        raise VerificationFailed(what, "read the reasons above.")
     return 0
 
 
@@ -74,7 +75,7 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
 def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     """List and verify the runs of an archive.
 
-    Checks signatures, hashes, and what the manifests say of the tables. Exits with 4 if a run is
+    Checks signatures and hashes, and whether manifests and tables agree. Exits with 4 if a run is
     broken.
 
     Example: nsabench archive verify s3://bench/runs --key signing.key.pub
@@ -96,12 +97,12 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
         say(f"nsabench: {sentence}", err=True)
     if not rows and not broken:
         raise VerificationFailed(
-            f"{location} holds no run", "add one with `nsabench archive add RUN --to ARCHIVE`."
+            f"{location} contains no run", "add one with `nsabench archive add RUN --to ARCHIVE`."
         )
     if broken:
         raise VerificationFailed(
             f"{len(broken)} of {len(rows) + len(broken)} runs are broken",
-            "see above; get altered ones again from where they were made.",
+            "read the reasons above; copy altered runs again from the machines that made them.",
         )
     return 0
 
@@ -125,7 +126,7 @@ def query(location: str, sql: str, public: tuple[Path, ...], as_json: bool) -> N
     for sentence in found.broken:
         say(f"nsabench: left out: {sentence}", err=True)
     if found.broken and not found.sound:
-        raise VerificationFailed(f"{location}: all runs are left out", "see above why.")
+        raise VerificationFailed(f"{location}: all runs are left out", "read the reasons above.")
     answer = ask(archive, sql, found.sound)
     if as_json:
         say_json(answer.to_pylist())

@@ -23,8 +23,8 @@ from nsabench.verdicts.results import assemble
 @click.option("--gpu", metavar="NAME", help='Device of a CSV table, such as "RTX 4090".')
 @click.option("--candidate", multiple=True, metavar="NAME", help="Candidate of a CSV table.")
 @click.option("--baseline", multiple=True, metavar="NAME", help="Baseline of a CSV table.")
-@click.option("--unit", type=click.Choice(list(UNITS_MS)), help="Unit of columns that name none.")
-@click.option("--each", is_flag=True, help="Print each finding on a line, even if many are alike.")
+@click.option("--unit", type=click.Choice(list(UNITS_MS)), help="Unit of columns without one.")
+@click.option("--each", is_flag=True, help="Print a line for each finding, even if many are alike.")
 @_options.ops_of_the_run
 @_options.as_json
 def command(
@@ -39,8 +39,8 @@ def command(
     """Apply the checks to a run or a CSV table.
 
     A table has a column of times for each implementation (triton_ms, sdpa_ms), or a row for each
-    (implementation, time_ms). The first lines say which column was taken for what. If the names do
-    not tell a candidate, give --candidate.
+    (implementation, time_ms). The first lines say which column was taken for what. If no name shows
+    which implementation is the candidate, give --candidate.
 
     Exits with 1 if a finding makes a verdict invalid, and with 2 without a candidate.
 

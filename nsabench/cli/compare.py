@@ -19,7 +19,7 @@ from nsabench.planning.narrow import Narrowed
 @click.option(
     "--intersection",
     is_flag=True,
-    help="Compare what runs with different plans have in common. Else such runs are refused.",
+    help="Compare what runs with different plans have in common. Otherwise they are refused.",
 )
 @_options.where
 @click.option(
@@ -28,14 +28,14 @@ from nsabench.planning.narrow import Narrowed
     default=compare.BAND,
     show_default=True,
     metavar="SHARE",
-    help="Largest difference that does not count. It grows if baselines of the same code differ by "
-    "more between the runs.",
+    help="Largest difference that does not count. It grows if unchanged baselines differ by more "
+    "between the runs.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(["regression", "status"]),
     help="Exit with 1 if something got worse. status: an implementation is no longer ok. "
-    "regression: that, or a candidate is slower.",
+    "regression: also if a candidate is slower.",
 )
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a pull request.")
 @_options.ops_of_the_run
@@ -51,7 +51,7 @@ def command(
 ) -> int:
     """Compare runs with the first of them.
 
-    The runs may have other versions, GPUs or commits. They are joined by case and implementation.
+    The runs may differ in versions, GPUs or commits. They are joined by case and implementation.
     The comparison shows changed statuses, ratios of median times with 95 % intervals (above 1: the
     later run is faster) and candidates. Signed runs are verified first.
 

@@ -37,12 +37,12 @@ def command(device: str, results: Path, as_json: bool) -> int:
     """
     try:
         chosen = planner.choose_device(device)
-    except EnvironmentRefused:  # the problem is among those that follow
+    except EnvironmentRefused:  # the reason is among the problems that are listed below
         chosen = "cpu"
     printed: set[str] = set()
     console = terminal.console()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(_describe, chosen)  # it imports torch, which can take long
+        asked = pool.submit(_describe, chosen)  # the worker imports torch, which can take long
         if not as_json:
             early = collect(None, None)
             printed = doctor.find_labels_without_torch(early)

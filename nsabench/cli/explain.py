@@ -17,8 +17,8 @@ from nsabench.output.explain import Meaning
 def command(word: str | None, as_json: bool) -> None:
     """Explain a word of the output.
 
-    A word is any of the output, the help, the pages and the tables. Without a WORD, all are listed
-    by kind.
+    WORD is any word or name of the output, the help, the pages or the tables. Without a WORD, all
+    are listed by kind.
 
     Example: nsabench explain implausible
     """

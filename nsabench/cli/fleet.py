@@ -56,8 +56,8 @@ def _work(asked: Measuring, shards: int) -> ShardedRun:
     series = {ops.series_key(case) for m in loaded for case in m.cases if wants(case)}
     if shards > len(series):
         raise UsageError(
-            f"{shards} shards are too many: the cases make {len(series)} length series, and a "
-            f"series stays in one shard",
+            f"{shards} shards are too many: the cases form {len(series)} length series (cases that "
+            f"differ only in length), and a series is not split",
             f"take no more than {len(series)} shards.",
         )
     files = [Path(name) for name in asked.matrices if Path(name).is_file()]
@@ -86,8 +86,8 @@ def _work(asked: Measuring, shards: int) -> ShardedRun:
 def slurm(asked: Measuring, shards: int, folder: Path, **limits: Any) -> None:
     """Write jobs for Slurm.
 
-    They are a job array and a job that merges. All nodes share FLEET and this installation. A
-    requeued task continues its shard.
+    A job array measures the shards, and one more job merges them. All nodes share FLEET and this
+    installation. A requeued task continues its shard.
 
     Example: nsabench fleet slurm selection_rows --shards 8 --out fleets/rows
     """
@@ -136,12 +136,12 @@ def slurm(asked: Measuring, shards: int, folder: Path, **limits: Any) -> None:
     help="Time after which the cluster deletes a finished Job. Results stay.",
 )
 @click.option(
-    "--name", default="", metavar="NAME", help="Name of the Jobs. Default: one that is unique."
+    "--name", default="", metavar="NAME", help="Name of the Jobs. Default: a unique name."
 )
 def kubernetes(asked: Measuring, shards: int, folder: Path, name: str, **pods: Any) -> None:
     """Write Jobs for Kubernetes.
 
-    They are an Indexed Job and a Job that merges.
+    An Indexed Job measures the shards, and another Job merges them.
 
     Example: nsabench fleet kubernetes decode --shards 8 --out fleets/decode --image me/nsabench:1
     """
@@ -152,8 +152,8 @@ def kubernetes(asked: Measuring, shards: int, folder: Path, name: str, **pods: A
 
 @command.command("modal")
 @_job
-@click.option("--gpu", required=True, metavar="TYPE", help="GPU as Modal names it, such as H100!.")
-@click.option("--combo", required=True, metavar="COMBO", help="Pinned versions for the image.")
+@click.option("--gpu", required=True, metavar="TYPE", help="GPU, such as `H100!`, for Modal.")
+@click.option("--combo", required=True, metavar="COMBO", help="Set of versions in combos.yaml.")
 def modal(asked: Measuring, shards: int, folder: Path, gpu: str, combo: str) -> None:
     """Write an app that measures on GPUs of Modal.
 

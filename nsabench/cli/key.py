@@ -44,12 +44,12 @@ def generate(out: Path) -> None:
         passphrase = click.prompt("passphrase", hide_input=True, confirmation_prompt=True).encode()
     else:
         raise UsageError(
-            "a passphrase is needed, and there is no terminal",
-            f"name the file that holds one in {PASSPHRASE_FILE}.",
+            "a passphrase is needed, but no terminal is there to ask for it",
+            f"set {PASSPHRASE_FILE} to a file that contains one.",
         )
     public = keys.generate(out, passphrase)
     click.echo(f"keyid   {keys.keyid_of(public)}")
-    click.echo(f"private {out}: name it in {KEY_FILE} where runs are made")
+    click.echo(f"private {out}: set {KEY_FILE} to this file where runs are made")
     click.echo(f"public  {keys.public_path(out)}: give it to readers, for `verify --key`")
 
 

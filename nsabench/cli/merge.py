@@ -25,8 +25,8 @@ from nsabench.signing import load_signer
     "--require",
     type=click.Choice([Trust.EPHEMERAL.value, Trust.UNPINNED.value, Trust.PINNED.value]),
     help=(
-        "Least trust of a shard. Default: pinned with --key, unpinned if the merged run is signed "
-        "with a lasting key, and ephemeral otherwise."
+        "Lowest trust level of a shard. Default: pinned with --key, unpinned if the merged run is "
+        "signed with a lasting key, and ephemeral otherwise."
     ),
 )
 @_options.ops_of_the_run
@@ -40,9 +40,9 @@ def command(
 ) -> int:
     """Join the shards of a plan into a signed run.
 
-    Each shard is verified, and compared with the others on one case. Verdicts and thresholds are
-    derived again. The shards must be of one plan, measured with the same code, versions, driver and
-    GPU model.
+    Each shard is verified. One case that all shards measured is compared. Verdicts and thresholds
+    are derived again. The shards must be of one plan, measured with the same code, versions, driver
+    and GPU model.
 
     Example: nsabench merge results/shard-* --out results/whole
     """

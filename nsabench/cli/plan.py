@@ -19,8 +19,8 @@ from nsabench.running import planner
 def command(asked: Measuring) -> None:
     """Show the cases of a plan without measuring.
 
-    Each case has its id, about how long it takes, and the least memory that it needs. A case that
-    does not fit into the memory of this machine or its GPU is refused.
+    For each case it shows the id, the estimated time, and the least memory that it needs. A case
+    that does not fit into the memory of this machine or its GPU is refused.
 
     Example: nsabench plan matrices/selection_rows.yaml
     """

@@ -41,7 +41,7 @@ from nsabench.preflight.launch import CompiledLaunch
     help="File of the table.",
 )
 @click.option(
-    "--jobs", type=click.IntRange(1), metavar="N", help="Compilers at once. Default: one a core."
+    "--jobs", type=click.IntRange(1), metavar="N", help="Compilers at once. Default: one per core."
 )
 @_options.as_json
 def command(
@@ -53,14 +53,15 @@ def command(
     if a GPU of each architecture were there. Their launches, with every autotune configuration, are
     compiled to a cubin, and not run. With --kernels, only candidates of that file are called.
 
-    Exits with 1 if something fails. An architecture that a Triton does not know is `unsupported`.
-    If it is interrupted, the next preflight finds in the cache what was compiled.
+    Exits with 1 if something fails. If a Triton does not support an architecture, the result is
+    `unsupported`. After an interrupt, the next preflight does not compile again what is in the
+    cache.
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """
     listed = targets.parse_architectures(",".join(arch))
     versions = targets.parse_tritons(",".join(triton))
-    with _refusing(out):  # known before hours of compiling, not after
+    with _refusing(out):  # fail now, and not after hours of compiling
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out.parent).close()
     console = terminal.console()
@@ -73,7 +74,7 @@ def command(
         compiled = run.run(show, architectures=listed, versions=versions, **given)
     if not compiled:
         raise UsageError(
-            "no candidate has a case in these matrices, so that nothing was compiled",
+            "no candidate has a case in these matrices, so nothing was compiled",
             "name matrices of the candidates' ops; `nsabench plan MATRIX` lists implementations.",
         )
     compiled.sort(key=report.sort_key)
@@ -94,5 +95,5 @@ def _refusing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise EnvironmentRefused(
-            f"{out} cannot be written: {error.strerror}", "give --out a writable place."
+            f"{out} cannot be written: {error.strerror}", "give --out a path that can be written."
         ) from None

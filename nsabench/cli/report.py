@@ -19,9 +19,7 @@ from nsabench.output import report
     metavar="DIR",
     help="Folder to write to. Default: the run's folder, unless it is signed.",
 )
-@click.option(
-    "--derive", is_flag=True, help="Also write the tables and thresholds, from plan and log alone."
-)
+@click.option("--derive", is_flag=True, help="Also derive tables and thresholds from plan and log.")
 @click.option(
     "--markdown", "as_markdown", is_flag=True, help="Print a summary for a pull request instead."
 )

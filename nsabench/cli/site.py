@@ -23,12 +23,12 @@ from nsabench.evidence.manifest.keys import trusted_keyids
 def command(places: tuple[str, ...], out: Path, public: tuple[Path, ...]) -> None:
     """Write a static site about archived runs.
 
-    It has decisions, leaderboards, a page for each run, and downloads. It needs no server and no
-    network. The runs are verified first.
+    The site has decisions, leaderboards, a page for each run, and downloads. It needs no server and
+    no network. The runs are verified first.
 
     Example: nsabench site docs/results/archive --out site
     """
-    # Its libraries come with an extra, and would slow down --help.
+    # The site needs an extra, and its libraries would slow down --help.
     from nsabench.output import site
 
     say(site.write(places, out, trusted_keyids(public), least_trust(public)))

@@ -63,7 +63,7 @@ def command(
     if not decisions and not payments:
         if is_backward:
             raise UsageError(
-                "a threshold switches a forward on, and all of these cases are backward",
+                "thresholds are for the forward direction, and none of these cases is forward",
                 "`nsabench report RUN` shows where a backward is faster.",
             )
         named = f" named {' or '.join(only)}" if only else ""

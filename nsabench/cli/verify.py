@@ -17,13 +17,13 @@ from nsabench.text import shown
 @click.option(
     "--require",
     type=click.Choice([t.value for t in Trust]),
-    help="Least trust that passes. Default: ephemeral, or pinned with --key.",
+    help="Lowest trust level that passes. Default: ephemeral, or pinned with --key.",
 )
 @click.option(
     "--revoked",
     multiple=True,
     type=_options.FILE,
-    help="List of keys that no longer count. See also NSABENCH_REVOKED_KEYS.",
+    help="List of revoked keys. See also NSABENCH_REVOKED_KEYS.",
 )
 @_options.ops_of_the_run
 @_options.as_json

@@ -31,9 +31,9 @@ from nsabench.output.compare import compare, document, read
 def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     """Measure under several versions of Triton.
 
-    No containers are needed. Each version has a signed run below --out. comparison.md and
-    comparison.json compare them with the first. With the same --out again, finished runs are kept
-    and an unfinished run is resumed.
+    No containers are needed. Each version gets a signed run below --out. comparison.md and
+    comparison.json compare the runs with the first. With the same --out again, finished runs are
+    kept and an unfinished run is resumed.
 
     Exits with 1 if something failed in a run, and with 3 if a version has no run.
 
@@ -53,7 +53,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
         )
     finished = [run.folder for run in measured if run.finished]
     if len(finished) > 1:
-        # An implementation may not exist under every Triton.
+        # Some implementations do not run under all versions of Triton.
         comparison = compare(read(finished), intersection=True)
         terminal.console().print(document.render(comparison))
         data = document.as_document(comparison).model_dump_json(indent=1) + "\n"

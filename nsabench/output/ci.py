@@ -19,9 +19,9 @@ CANDIDATES, OTHERS, CONTROLS = "candidates", "baselines and others", "controls"
 
 @dataclass(frozen=True)
 class Test:
-    """A test case of JUnit. It passed if `failed` and `skipped` are empty. kind: of failure.
+    """A test case of JUnit. failed, skipped: the reasons. If both are empty, it passed.
 
-    time_s: the median time of a call.
+    kind: the kind of the failure. time_s: the median time of a call.
     """
 
     group: str

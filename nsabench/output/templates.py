@@ -40,7 +40,7 @@ def environment(**options: Any) -> jinja2.Environment:
 def first_kernel(op: Op, name: str, ops_file: str = "", *, cuda: bool = False) -> str:
     """Return a module with a kernel that is right. ops_file: the user's file of the op.
 
-    The kernel is in Triton, or in CUDA C++ with `cuda`. An op from outside is implemented by its
+    The kernel is in Triton, or in CUDA C++ with `cuda`. For an op of the user, it calls the op's
     oracle.
     """
     templates = environment()
@@ -82,7 +82,7 @@ def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
     """Return a script that calls one implementation on the inputs in a file beside it."""
     templates = environment()
     templates.filters["repr"] = repr
-    # A foreign name must not end the line and continue as code.
+    # `shown` escapes line ends: text after one in a name would be code.
     head = f"# {info.name} on {labels.case_with_op(case)}, as the run {plan.run_id} measured it."
     return templates.get_template("alone.py.j2").render(
         head=shown(head),

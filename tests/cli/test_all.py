@@ -356,7 +356,7 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
     _, said = process.communicate(timeout=120)
     assert process.returncode == 2, said
     assert "mine.py is not what it was when the run began" in said
-    assert f"what was measured is kept in {run}: resume it then" in said
+    assert f"--resume {run}" in said
     kernels.write_text(ENDS_ITS_PROCESS)
     nsabench("all", "--resume", run)
     assert {r["status"] for r in records(run) if r["implementation"] == "mine"} == {"crashed"}

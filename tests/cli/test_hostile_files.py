@@ -46,7 +46,7 @@ def refused(*arguments: object) -> str:
     done, peak, core_s = measured(*arguments)
     assert done.returncode in (2, 4), done.stderr[-500:]
     assert peak < MOST_BYTES and core_s < start_s() + MOST_S
-    assert "Traceback" not in done.stderr and "fault of nsabench" not in done.stderr
+    assert "Traceback" not in done.stderr and "error in nsabench" not in done.stderr
     assert len(done.stderr) < 1000
     return done.stderr
 

@@ -49,7 +49,7 @@ def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path: Path) -> N
 
     done = CliRunner().invoke(threshold, [str(make_run(tmp_path / "run", change=backward))])
     assert isinstance(done.exception, UsageError)
-    assert "all of these cases are backward" in str(done.exception)
+    assert "forward" in str(done.exception)
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "words", "said"),
     [
-        ("slurm", ["--shards", "3"], "3 shards are too many: the cases make 2 length series"),
+        ("slurm", ["--shards", "3"], "3 shards are too many"),
         ("slurm", ["no_such_matrix"], "there is no matrix 'no_such_matrix'"),
         ("kubernetes", ["--ops", "other/mine.py"], "two of the files have the same name"),
         ("kubernetes", ["--name", "../Mine"], "cannot be the name of a Job"),

@@ -1,7 +1,7 @@
 """Compares the same cases in several runs: another torch, Triton, GPU or commit.
 
-Every later run is compared with the first. A ratio is the median time in the first run over that in
-the later one, without the share of the timer. Above 1 the later run is faster.
+Each later run is compared with the first. A ratio is the median time in the first run over the
+median time in the later run, both without the timer's share. Above 1 the later run is faster.
 """
 
 from nsabench.output.compare.comparison import ComparedCell, RunComparison, compare

@@ -12,17 +12,17 @@ from nsabench.model.vocabulary import BENIGN, Change, Difference, Regime, Role, 
 from nsabench.output.compare.side import Side
 from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, ratio_of_independent_medians
 
-NOTHING_LEFT = "less is left of its time than the timer's share is known to"
+NOTHING_LEFT = "without the timer's share, its time is shorter than the error of that share"
 MISSING = "missing"  # the status of a planned cell that was not measured
 
 # 97.6 % of medians of the same code were within 3 %, and 99.6 % of those over 20 µs
 # (docs/explanation/measurement.md, "How well it measures").
 BAND = 0.05
-# In the queue, hosts differ by more than devices.
+# In the queue, times depend on the host, and hosts differ by more than devices.
 BAND_IN_QUEUE = 0.10
 # The share of differences between times of the same code that a band covers.
 COVERED = 0.98
-FEWEST = 50  # differences from which a band is learned.
+FEWEST = 50  # with fewer differences, a band is not widened
 # The error of the timer's share (ms): the GPUs of one host read 4.3 to 4.5 µs.
 SHARE_ERROR_MS = 0.0002
 # If one of these differs, no code counts as unchanged.
@@ -124,7 +124,7 @@ class RunPair:
         return _classify(first.median_ms / then.median_ms, lo, hi, band)
 
     def _learn_band(self, regime: Regime) -> float:
-        """Widen the band of a regime to what times of unchanged code differ by."""
+        """Widen the band of a regime until it covers the differences of unchanged code."""
         if regime not in self._bands:
             least = BAND_IN_QUEUE if regime is Regime.QUEUE else self._least
             differences = [

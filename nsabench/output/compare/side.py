@@ -51,7 +51,7 @@ class Side:
 
     @cached_property
     def roles(self) -> dict[Key, Role]:
-        """The planned cells without controls."""
+        """The role of each planned (case, implementation), without controls."""
         roles = {(i.op, i.name): i.role for i in self.plan.implementations}
         return {
             (planned.id, name): role
@@ -75,7 +75,7 @@ class Side:
 
     @cached_property
     def stuck(self) -> list[Group]:
-        """The groups of cases that decide nothing, because a check of them may be broken."""
+        """The groups of cases for which a check may not work, so that they decide nothing."""
         lacking = controls.find_unproven(list(self.records.values()))
         stuck = [
             u.group for u in lacking if u.is_stuck and controls.guarded_regime(u.check) is None
@@ -87,8 +87,8 @@ class Side:
         if self.missed or not self.stuck:
             return self.missed
         return (
-            f"the run {self.name} decides nothing of {', '.join(map(str, self.stuck))}: no control "
-            f"showed that each check works there"
+            f"the run {self.name} decides nothing for {', '.join(map(str, self.stuck))}: no "
+            f"control showed that each check works there"
         )
 
     def objects_to(self, group: Group) -> str:
@@ -159,12 +159,12 @@ def _read_side(path: Path) -> Side:
         parts = [] if wrong else list(batches(path / "samples.parquet", SAMPLE_COLUMNS))
     except (OSError, pa.ArrowException):
         raise UsageError(
-            f"{path} holds no samples", "give a finished run; `all --resume` finishes one."
+            f"{path} has no samples", "give a finished run; `all --resume` finishes one."
         ) from None
     except OutOfBounds as error:
         wrong = str(error)
     if wrong:
-        raise UsageError(f"samples.parquet of {path} {wrong}", "give the folder as it was made.")
+        raise UsageError(f"samples.parquet of {path} {wrong}", "give the unchanged run folder.")
     return Side(
         name=path.resolve().name,
         folder=path,

@@ -35,7 +35,7 @@ MOST_OPS = 3  # that a title names
 
 @dataclass(frozen=True)
 class Facts:
-    """signer: the key that will sign the run."""
+    """What the reports show of a run. signer: the key that will sign the run."""
 
     folder: RunFolder
     plan: Plan
@@ -51,7 +51,7 @@ class Facts:
         parts = folder.parts()
         if not any(part.log.sessions for part in parts):
             raise UsageError(
-                f"{path} holds no measurement yet", f"resume with `nsabench all --resume {path}`."
+                f"{path} has no measurement yet", f"resume with `nsabench all --resume {path}`."
             )
         return cls(folder, plan, parts, results or assemble(plan.run_id, parts), signer)
 
@@ -105,9 +105,7 @@ class Facts:
     @cached_property
     def trust(self) -> str:
         if self.signer is not None:
-            return (
-                f"Made to be signed with {_describe_key(self.signer.keyid, self.signer.ephemeral)}"
-            )
+            return f"To be signed with {_describe_key(self.signer.keyid, self.signer.ephemeral)}"
         if not os.path.lexists(self.folder.path / MANIFEST):
             return "Unsigned: nothing shows that it was not altered"
         report = verify(self.folder.path, tables=False)
@@ -183,7 +181,7 @@ class Facts:
 
 def _describe_key(keyid: str, ephemeral: bool) -> str:
     if ephemeral:
-        return "a key made for this run alone: nothing shows who made it"
+        return "a key made for this run only: nothing shows who made the run"
     return f"the key {keyid}"
 
 

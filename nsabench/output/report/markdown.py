@@ -1,4 +1,4 @@
-"""Writes selection_report.md, by which two runs can be compared, and a summary in Markdown."""
+"""Writes selection_report.md, which shows differences of runs in a diff, and a short summary."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from nsabench.text import code, markdown
 MOST = 40  # lines of a list of problems; records.parquet holds all.
 MOST_LINES = 60  # of a summary for a pull request.
 MOST_OF_A_KIND = 8  # candidates, break-even lengths and failures in a summary.
-LINES_AROUND = 11  # of a table: its title, its head and notes below it.
+LINES_AROUND = 11  # the title and head of a table, and the notes below it.
 
 
 def render(facts: Facts) -> str:

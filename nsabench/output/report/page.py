@@ -251,8 +251,8 @@ def _build_checks(facts: Facts) -> TableBlock:
         asks = " ".join(checks.describe_check(name).partition("\n\n")[0].split())
         in_controls = str(len(own) - len(others))
         rows.append((Name(name), asks, found or "✓ none", in_controls, examples or "–"))
-    columns = ("check", "asks", "findings", "in controls, as it should be", "examples")
-    return TableBlock("Checks", columns, rows, ("in controls, as it should be",))
+    columns = ("check", "asks", "findings", "in controls (expected)", "examples")
+    return TableBlock("Checks", columns, rows, ("in controls (expected)",))
 
 
 def _gather_controls(facts: Facts) -> dict[str, Any]:

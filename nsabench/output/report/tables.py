@@ -10,9 +10,9 @@ from nsabench.verdicts.results import read_canary
 
 
 def shards(facts: Facts) -> Iterator[Block]:
-    """Yield what each shard of a merged run measured, and whether the devices agree.
+    """Yield a table that shows whether the devices of a merged run's shards agree.
 
-    All shards measure one case. The times are of the baseline that most shards timed on it.
+    All shards measure one case. The table has the times of the baseline that most of them timed.
     """
     plan, parts = facts.plan, facts.parts
     ends = {part.plan.run_id: read_canary(part.plan, part.log) for part in parts}

@@ -84,7 +84,7 @@ class SiteRun:
 def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
     """Return the break-even decisions, one for each device and software, unpaired software last.
 
-    A decision is of the valid run that tested most cases. runs: the latest first.
+    Each decision comes from the valid run that tested the most cases. runs: the latest first.
     """
     most: dict[tuple[str, ...], tuple[SiteRun, BreakEven]] = {}
     for run in runs:
