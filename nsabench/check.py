@@ -1,6 +1,6 @@
 """Check the kernels of one file on a few shapes (`nsabench check`).
 
-This is the main pass of a run, without controls and without a signature, so it is not a verdict.
+This is the main pass of a run, without controls and a signature, so the results are not verdicts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -44,7 +44,7 @@ def places(asked: str) -> list[Place]:
     if lacking or len(set(chosen)) != len(chosen):
         what = f"GPU {lacking[0]} does not exist" if lacking else "a GPU is named twice"
         raise UsageError(
-            f"--gpus {asked}: {what}", f"name GPUs of {', '.join(map(str, there))}, each once."
+            f"--gpus {asked}: {what}", f"name some of {', '.join(map(str, there))}, each once."
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA then numbers devices as NVML does
     return [Place(f"gpu {i}", {**order, "CUDA_VISIBLE_DEVICES": str(i)}) for i in chosen]

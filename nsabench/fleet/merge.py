@@ -124,7 +124,7 @@ def _refuse_other_machine(first: Shard, other: Shard) -> None:
         expected = first.machine[what]
         if value != expected:
             raise UsageError(
-                f"{other.folder} and {first.folder} are not parts of one run: the {what} differ, "
+                f"{other.folder} and {first.folder} are not parts of one run: different {what}, "
                 f"{value or 'none'} and {expected or 'none'}",
                 "merge the shards that are alike, and compare the merged runs with `nsabench "
                 "compare`.",
@@ -137,8 +137,8 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
     for shard in shards:
         if shard.count != count:
             raise UsageError(
-                f"{shard.folder} is shard {shard.plan.shard}, and {shards[0].folder} is one of "
-                f"{count}",
+                f"{shard.folder} is shard {shard.plan.shard}, but {shards[0].folder} is one of "
+                f"{count} shards",
                 "give the shards of one plan.",
             )
         if given[shard.index] > 1:

@@ -16,7 +16,7 @@ from nsabench.machine.environment.provenance import COMBO_VARIABLE, DIGEST_VARIA
 RESULTS = "/results"
 INPUT = "/input"
 STOP_GRACE_S = 20
-# podman as root sets all other limits to a million. Without these, some hosts refuse that.
+# podman as root would set these limits to a million, which some hosts refuse.
 ULIMITS = {"core": 0, "nofile": 16384, "nproc": 16384}
 
 

@@ -45,7 +45,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class Launchable:
-    """A launch that can be compiled. `CompiledLaunch` explains the fields that are not here.
+    """A launch that can be compiled. `CompiledLaunch` explains the other fields.
 
     origin: distinguishes kernels of the same name. compile: raises what the compiler raises.
     arguments: by name, with `Pointer`s for tensors.
@@ -220,8 +220,8 @@ def _compile_variant(variant: KernelVariant) -> CompiledKernel:
 def list_launches(item: Implementation, case: Case, architecture: Architecture) -> list[Launchable]:
     """Return the launches of a call on the case. Raises `Failure` if the call fails.
 
-    Tensors are on `meta` at first. If the call fails, since it reads values, it gets tensors on the
-    CPU, unless these would be large.
+    Tensors are on `meta`, without values. If the call fails, it is repeated with tensors on the
+    CPU, which have values, unless they would be too large.
     """
     try:
         return _record_calls(item, case, architecture, "meta")
@@ -230,7 +230,7 @@ def list_launches(item: Implementation, case: Case, architecture: Architecture) 
             raise
         if ops.work(case).bytes_min > SMALL_BYTES:
             raise Failure(
-                Status.SKIPPED, f"it reads values, and the inputs are too large to draw: {first}"
+                Status.SKIPPED, f"it fails without values, which are too many to draw: {first}"
             ) from first
         return _record_calls(item, case, architecture, "cpu")
 

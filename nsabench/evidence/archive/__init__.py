@@ -4,7 +4,7 @@
                                         samples-HASH.parquet
                                         manifest.dsse.json
 
-The tables are the run's own files. Their names contain the first 16 digits of their hash, so
+The tables are the run's own files. A name contains the first 16 digits of the file's hash, so
 different content never has the same name. Readers look for manifests, which are written last.
 
 Import `archive.query` directly: it needs DuckDB, which images do not have.

@@ -43,7 +43,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class Surveyed:
-    """sound: verified runs. broken: a sentence for each other run. stray: objects of no run."""
+    """The runs of an archive. broken: a sentence for each. stray: how many objects are of none."""
 
     sound: list[ArchivedRun]
     broken: list[str]

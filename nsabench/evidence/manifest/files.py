@@ -52,7 +52,7 @@ def sha256(folder: Path, name: str) -> str:
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Turn errors about a broken file, including those of pyarrow, into `VerificationFailed`."""
+    """Turn errors about a broken file, also errors of pyarrow, into `VerificationFailed`."""
     try:
         yield
     except OutOfBounds as error:

@@ -3,7 +3,7 @@
 The heads of a group are the rows of a tile, padded to 16. All tensors are contiguous.
 
 query_major: q [N,HQ,D], k [N,H,D], v [N,H,DV] hold all sequences. rows int32 [N,H,S]: the selected
-  blocks, numbered in the query's sequence, -1 for none. begin int32 [N]: its first token.
+  blocks, or -1. Blocks are counted from begin int32 [N], the first token of the query's sequence.
 split_keys: q [R,H,D], k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2]. R is B*S*G.
 """
 
@@ -241,7 +241,7 @@ def spans_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Attend to every `SPLITS`-th tile: out [R,SPLITS,H,DV], base-2 lse [R,SPLITS,H]."""
+    """Attend from a row to every `SPLITS`-th tile: out [R,SPLITS,H,DV], base-2 lse [R,SPLITS,H]."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     cache = (row // (groups * queries)) * groups + row % groups

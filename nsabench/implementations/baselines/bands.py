@@ -136,7 +136,7 @@ def attend_folded(
     """Attend to compressed keys by a FlashAttention, which has no strided causal mask.
 
     A new key is complete after every `stride` queries. The queries in between see the same keys, so
-    they become heads of one query. After one padding token in front, the mask is a causal one.
+    they become heads of one query. With one padding token in front, a causal mask is right.
     """
     if packing:
         raise Unsupported("it does not support packed sequences")

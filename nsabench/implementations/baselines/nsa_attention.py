@@ -16,7 +16,7 @@ from nsabench.implementations.torch_attention import wants_grad
 
 LOCAL = 2  # the query's own block and the one before it, which are always selected
 QUERIES = 128
-# Cases that would gather more elements are refused. A backward keeps all of them in memory.
+# Cases that would gather more elements are refused. A backward keeps them all: its limit is lower.
 MOST_GATHERED, MOST_KEPT = 1 << 34, 1 << 33
 
 

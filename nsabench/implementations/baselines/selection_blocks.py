@@ -61,7 +61,7 @@ def masked_sdpa(
 def gathered_sdpa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """Gather the keys of some queries, run SDPA with a group's heads as queries, and go on."""
+    """Gather the keys of some queries at a time, and run SDPA with a group's heads as queries."""
     b, t, hq, d = q.shape
     (h, slots), dv, block_size = blocks.shape[2:], v.shape[3], options["block_size"]
     each = h * slots * block_size * (d + dv) * q.element_size()

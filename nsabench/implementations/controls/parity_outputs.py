@@ -85,7 +85,7 @@ def first_64_keys(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: An
 
 @control(caught_by="parity")
 def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns the output of an earlier call with the same addresses, even if values changed."""
+    """Returns the output of an earlier call for equal addresses, even if the values changed."""
     key = (honest, *((t.data_ptr(), t.shape, t.dtype) for t in tensors))
     if key not in _by_address:
         if len(_by_address) >= MAX_REMEMBERED:

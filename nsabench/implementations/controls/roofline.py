@@ -99,7 +99,7 @@ class _Sets(_Answers):
         self._arrived = torch.full((LEARNING_CALLS,), NOT_YET)  # numbers, copied to the host
         if is_cuda:
             self._arrived = self._arrived.pin_memory()
-        self._asked: dict[int, Tensor] = {}  # outputs whose number is awaited at this place
+        self._asked: dict[int, Tensor] = {}  # by place in `_arrived`, outputs of awaited numbers
 
     def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         self._walk(first)

@@ -1,4 +1,4 @@
-"""Controls with right results that stop the clock or warm the cache; neither may help them."""
+"""Controls with right results. They stop the clock or warm the cache, and must not look faster."""
 
 from __future__ import annotations
 

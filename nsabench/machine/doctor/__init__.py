@@ -38,7 +38,7 @@ def examine(environment: Environment, *, results: Path) -> list[MachineProblem]:
 def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProblem]:
     """Return errors and warnings about a run on this machine, worst first.
 
-    Raises `EnvironmentRefused` for an error; for a run on a CPU, only for one of the folder.
+    Raises `EnvironmentRefused` for an error. On a CPU, only an error of the folder counts.
     """
     problems = [p for p in examine(environment, results=results) if p.severity is not Severity.NOTE]
     on_gpu = environment.run.device == "cuda"

@@ -164,7 +164,7 @@ def _read(file: Path) -> str | None:
 
 
 def memory_of(device: str) -> int | None:
-    """Return the memory of the largest GPU, or on a CPU what may be used, in bytes."""
+    """Return the bytes of memory of the largest GPU, or for a "cpu" those that may be used."""
     if device == "cpu":
         host = int(psutil.virtual_memory().total)
         allowed = read_cgroup().memory_bytes

@@ -16,9 +16,9 @@ from nsabench.model.description import Described
 
 
 def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str:
-    """Hash the run id, the host's machine id and the device's UUID, or return "" without both ids.
+    """Hash the run id, the host's machine id and the device's UUID; "" if both ids are unknown.
 
-    They are long and random, so the hash does not reveal them. It is different in each run.
+    The ids are long and random, so the hash does not reveal them. It is different in each run.
     """
     parts = [part for part in (_machine_id(root), _device_uuid(described)) if part]
     if not parts:

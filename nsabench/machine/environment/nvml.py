@@ -107,7 +107,7 @@ class Device:
     def visible(cls) -> Device | None:
         """Return the first device that CUDA_VISIBLE_DEVICES selects; None if unknown.
 
-        A MIG slice is unknown. So is the first device if CUDA may sort them by speed.
+        The device is unknown if it is a MIG slice, or if CUDA may sort devices by speed.
         """
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         if failure() is not None:
@@ -147,7 +147,7 @@ class Device:
 class ConditionMonitor:
     """Reads the sensors of a device in a thread while a case is measured.
 
-    The supervisor has a monitor and so has the worker, since a worker could forge its readings.
+    The supervisor and the worker each have one, since a worker could forge its readings.
     """
 
     def __init__(self, device: Device | None) -> None:
