@@ -1,4 +1,7 @@
-"""The number of variants of a kernel for sequences of many lengths."""
+"""The number of variants of a kernel for sequences of many lengths.
+
+As a program, it prints that number for each kernel, and the alignments of the kernels' lists.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,31 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 
-from tests.preflight.variants import LISTED
+from nsabench import registry
+from nsabench.model.vocabulary import DType
+from nsabench.preflight import record, targets
+from tests.checking import a_case
+
+LENGTHS = (40_001, 41_777)  # of one size of work items; several chunks each
+LISTED = ("forward_kernel", "backward_kernel", "spill_kernel")
+SIZES = {"B": 1, "HQ": 16, "H": 1, "D": 128, "Dv": 128, "block": 32, "stride": 16}
+SIZES |= {"block_size": 64, "n_selected": 16, "window": 512}
+
+
+def main() -> None:
+    (item,) = [i for i in registry.load() if (i.op, i.name) == ("nsa_attention", "nsa")]
+    variants: dict[str, set[str]] = defaultdict(set)
+    alignments: set[int] = set()
+    for length in LENGTHS:
+        sizes = SIZES | {"T": length}
+        case = a_case("nsa_attention", sizes, dtype=DType.BFLOAT16, direction="backward")
+        for call in record.list_launches(item, case, targets.ARCHITECTURES["sm_90"]):
+            if call.kernel in LISTED:
+                variants[call.kernel].add(call.key)
+                alignments.add(call.arguments["first_ptr"].data_ptr() % 16)
+    print(json.dumps([{name: len(keys) for name, keys in variants.items()}, sorted(alignments)]))
 
 
 def test_block_selection_compiles_once_for_all_lengths() -> None:
@@ -15,7 +41,7 @@ def test_block_selection_compiles_once_for_all_lengths() -> None:
     # Launches are recorded, which the interpreter does not do.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.preflight.variants"],
+        [sys.executable, "-m", __name__],
         env=environment,
         capture_output=True,
         text=True,
@@ -25,3 +51,7 @@ def test_block_selection_compiles_once_for_all_lengths() -> None:
     variants, alignments = json.loads(done.stdout)
     assert variants == dict.fromkeys(LISTED, 1)
     assert len(alignments) > 1, "all lists were aligned alike: the lengths show nothing"
+
+
+if __name__ == "__main__":
+    main()

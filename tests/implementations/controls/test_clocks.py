@@ -16,11 +16,11 @@ from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest
 from nsabench.worker.timing.timer import Call, CallTime, CpuTimer, Timed, Timer
 from tests.checking import a_case, measured, rounds, rows_of
+from tests.implementations.controls.test_every_op import SHAPES
 
-SHAPE = {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32, "S_kv": 96, "n_spans": 3, "L": 40}
 FIELDS = {"dtype": DType.BFLOAT16, "direction": Direction.BACKWARD, "timing": rounds(15)}
 ATTEMPTS = 3
-BACKWARD = a_case("selection_ranges", SHAPE, **FIELDS)
+BACKWARD = a_case("selection_ranges", SHAPES["selection_ranges"], **FIELDS)
 
 
 class GullibleTimer(CpuTimer):

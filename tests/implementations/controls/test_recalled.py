@@ -26,16 +26,9 @@ from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import a_case, arm_of, observations, rounds, rows_of, sets_of
 from tests.checking import measured as measured_by_checker
+from tests.implementations.controls.test_every_op import SHAPES
 from tests.true_caches import true_caches
 
-SHAPES = {
-    "selection_blocks": {"B": 1, "T": 96, "HQ": 4, "H": 2, "D": 32, "Dv": 32}
-    | {"S": 3, "block_size": 8},
-    "selection_ranges": {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32}
-    | {"S_kv": 96, "n_spans": 3, "L": 40},
-    "sliding_window": {"B": 3, "T": 96, "HQ": 4, "H": 2, "D": 32, "Dv": 32, "window": 24},
-    "decode_dense": {"B": 2, "S": 150, "HQ": 4, "H": 2, "D": 32, "Dv": 32},
-}
 DISTRIBUTION = {"selection_ranges": "disjoint", "sliding_window": "dense"}
 
 

@@ -22,9 +22,9 @@ from nsabench.worker.arm import CaseArm
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import a_case, arm_of, sets_of
 from tests.checks.conftest import make_row  # noqa: F401 - a fixture
+from tests.implementations.controls.test_every_op import SHAPES
 
-SHAPE = {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 96}
-CASE = a_case("selection_rows", SHAPE, dtype=DType.BFLOAT16)
+CASE = a_case("selection_rows", SHAPES["selection_rows"], dtype=DType.BFLOAT16)
 FULL: dict[str, Any] = {"median_ms": 18.4, "host_us": None, "queued_ms": 11.7, "launches": 1388}
 items = {i.name: i for i in registry.load() if i.op == CASE.op}
 
