@@ -61,7 +61,7 @@ def find_least_length(tested: Sequence[Tested], limit: float) -> tuple[int | Non
 def find_objections(records: Sequence[Record], op: str, regime: Regime) -> list[str]:
     objections = []
     if any(r.device != "cuda" for r in records):
-        objections.append("it was measured on a CPU, which decides nothing for a GPU")
+        objections.append("a CPU decides nothing for a GPU: measure on a GPU")
     missed = {
         r.implementation
         for r in records

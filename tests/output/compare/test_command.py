@@ -9,6 +9,7 @@ import pytest
 from nsabench.model.vocabulary import Status
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
+from tests.commands import invoke
 from tests.output.compare.test_comparison import BROKEN_TIMER, NEWER, STEADY, busy_at
 from tests.runs import Made, make_run
 
@@ -40,6 +41,19 @@ def test_the_gate(
     assert done.returncode == code, done.stdout + done.stderr
     assert ("failed: " in done.stderr) == bool(code)
     assert "after against before" in done.stdout
+
+
+def test_names_are_whole_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "sdpa_heads_as_queries_efficient"
+    before = replace(STEADY, implementations=(name,))
+    after = replace(before, run_id=NEWER.run_id)
+    runs = [make_run(tmp_path / "before", before), make_run(tmp_path / "after", after)]
+    table = invoke("compare", *runs).stdout.partition("after against before: ")[2]
+    lines = table.splitlines()
+    assert lines[0].split() == ["selection_rows"]
+    assert any(name in line and "candidate" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_gate_says_what_it_could_not_go_by(tmp_path: Path, nsabench: Nsabench) -> None:
