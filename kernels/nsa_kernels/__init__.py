@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 if find_spec("triton") is None:
-    # Torch for the CPU comes without it.
+    # A torch for the CPU does not bring Triton.
     raise ImportError("nsa_kernels needs Triton, which is not installed: run `pip install triton`")
 
 from .attention import (

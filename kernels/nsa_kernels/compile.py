@@ -1,7 +1,7 @@
 """python -m nsa_kernels.compile --heads 64/4 --dtype bf16: fill Triton's cache before a job.
 
-It makes the calls of a prefill, a training step and a decode step, and compiles what they would
-launch, on all cores, without launching it. Triton keeps the machine code in its own cache
+This module calls a prefill, a training step and a decode step. It compiles the kernels of these
+calls on all cores, and launches none of them. Triton keeps the machine code in its own cache
 (``TRITON_CACHE_DIR``), where later processes find it.
 """
 
@@ -24,13 +24,13 @@ from .attention import decode_step, nsa_attention
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 LENGTHS = (1, 64, 1024, 4096, 16384)
-"""Tokens of the calls. Together, these lengths need every variant that any length needs."""
+"""Numbers of tokens to call with. Together they need every variant that any length needs."""
 SIZES = {"block": 32, "stride": 16, "block_size": 64, "n_selected": 16, "window": 512}
 
 
 class Compiler:
-    """Compiles each variant of a kernel once, by several threads: Triton's passes and the
-    assembler run outside of Python's lock."""
+    """Compile each variant of a kernel once, in several threads. They run in parallel, since
+    Triton's passes and the assembler do not hold Python's lock."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads)
@@ -38,7 +38,7 @@ class Compiler:
 
     @contextmanager
     def instead_of_launches(self) -> Iterator[None]:
-        """Compile what this process launches in the block, and launch nothing."""
+        """In the ``with`` block, compile each kernel that would be launched, and launch none."""
         run = JITFunction.run
 
         def compile_only(
@@ -65,7 +65,7 @@ class Compiler:
 
 
 def _specialisation(x: Any) -> Any:
-    """Return what decides the variant: of a tensor, for example, its dtype and its alignment."""
+    """Return the properties of an argument that decide the variant, such as a tensor's dtype."""
     if isinstance(x, torch.Tensor):
         return x.dtype, x.data_ptr() % 16
     if type(x) is int:
@@ -83,7 +83,7 @@ def calls(
     packed: bool,
     sizes: dict[str, int],
 ) -> Iterator[Callable[[], Any]]:
-    """Yield a prefill, a training step and a decode step of each length, as calls."""
+    """Yield functions that call a prefill, a training step and a decode step of each length."""
     hq, h = heads
 
     def empty(*size: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -126,9 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     heads = options.heads.split("/")
     if len(heads) != 2 or not all(x.isdigit() for x in heads):
-        parser.error(f"--heads is query and key heads, such as 64/4; got {options.heads!r}")
+        parser.error(f"--heads takes query heads/key heads, such as 64/4; got {options.heads!r}")
     if not torch.cuda.is_available():
-        sys.exit("nsa_kernels.compile: there is no CUDA device here; run it on the job's GPU model")
+        sys.exit("nsa_kernels.compile: no CUDA device was found; run it on the job's GPU model")
     began = time.monotonic()
     compiler = Compiler(options.jobs)
     sizes = {name: getattr(options, name) for name in SIZES}

@@ -1,8 +1,9 @@
 """python -m nsa_kernels.tune [CLASS...]: measure the best tile of each shape class on this GPU.
 
-For each class, one shape is timed with every tile that fits in shared memory. Tiles are
-interleaved, and L2 is flushed. A tile that beats the rule's tile by the margin is written to the
-file that ``launch.tuned`` reads in later processes. Entries of other classes are kept.
+A shape class is a set of shapes that share a tile, which a rule in ``launch.config`` chooses. For
+each class, one shape is timed with every tile that fits in shared memory. The tiles take turns, and
+L2 is flushed before each call. A tile that beats the rule's tile by ``MARGIN`` is written to the
+file that ``launch.tuned`` reads in later processes. The file keeps its tiles of other classes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TILES: tuple[Tile, ...] = (
     *((128, 8, stages) for stages in (1, 2, 3)),
 )
 MARGIN = 1.02
-"""How much faster than the rule's tile another must be. Less is noise."""
+"""A tile replaces the rule's tile if it is this many times faster. A smaller gain may be noise."""
 ROUNDS = 15
 HEADS = 8
 DTYPE = torch.bfloat16
@@ -39,7 +40,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Trial:
-    """One shape: the launcher, its tensors, and the function of ``config`` for its sizes."""
+    """A call to time: the op, its tensors, and the function that makes its ``Config`` of sizes."""
 
     launch: Callable[..., Any]
     tensors: tuple[torch.Tensor, ...]
@@ -47,7 +48,7 @@ class Trial:
     sizes: tuple[int | None, ...]
 
     def config(self, device: torch.device, tile: Tile | None = None) -> Config:
-        """Return the configuration with a tile; None: with the rule's tile."""
+        """Return the configuration with ``tile``, or with the rule's tile if it is None."""
         return self.configure(*self.sizes, DTYPE, device, tile or RULE)
 
     def run(self, config: Config) -> None:
@@ -55,12 +56,12 @@ class Trial:
 
 
 def fitting(d: int, dv: int, shared_bytes: int) -> list[Tile]:
-    """Return the tiles whose buffers fit in the shared memory of a program."""
+    """Return the tiles whose buffers fit in ``shared_bytes`` of shared memory."""
     return [t for t in TILES if shared_estimate(16, t[0], d, dv, 2, t[2]) <= shared_bytes]
 
 
 def trials(device: torch.device) -> Iterator[Trial]:
-    """Return a shape of each class: few and more split rows; one, some, many per multiprocessor."""
+    """Yield trials of all shape classes: 1/8, 1/2, 1, 2 and 8 rows for each multiprocessor."""
     processors = device_limits(device).processors
 
     def draw(*size: int) -> torch.Tensor:
@@ -102,12 +103,12 @@ def _works(trial: Trial, config: Config) -> bool:
 
 def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict[Config, float]:
     """Return the median time in milliseconds of each configuration that works."""
-    with ThreadPoolExecutor(8) as pool:  # the compiler is a process of its own
+    with ThreadPoolExecutor(8) as pool:  # ptxas is a process of its own
         works = list(pool.map(lambda config: _works(trial, config), configs))
     alive = [config for config, works_here in zip(configs, works, strict=True) if works_here]
-    # Reading evicts as writing does, and leaves nothing to write back.
-    # From torch 2.5 the size of L2 is known. The default is more than any device has.
+    # Torch before 2.5 does not report the size of L2. The default is more than any device has.
     l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 128 << 20)
+    # Reading all of it empties L2, as writing would, and leaves nothing to write back.
     flush = torch.zeros(2 * l2_bytes // 4, device=device)
     samples: dict[Config, list[float]] = {config: [] for config in alive}
     for turn in range(ROUNDS):
@@ -115,7 +116,7 @@ def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict
         for config in alive if turn % 2 else reversed(alive):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.sum()
-            torch.cuda._sleep(200_000)  # hides the launch: the GPU is busy meanwhile
+            torch.cuda._sleep(200_000)  # keeps the GPU busy until the launch is queued
             begin.record()
             trial.run(config)
             end.record()
@@ -133,10 +134,10 @@ def choose(medians: dict[Config, float], rule: Config) -> Config:
 
 
 def tune(wanted: Sequence[str] = ()) -> dict[str, Tile]:
-    """Measure the classes whose name holds one of ``wanted`` (none: all) and write the file.
+    """Measure the classes whose names contain one of ``wanted`` (all if empty); write the file.
 
     Returns:
-        The entries of the file: a tile for each class whose rule is not the best.
+        The tiles in the file: one for each class in which another tile beat the rule's tile.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     gpu, shared_bytes = torch.cuda.get_device_name(device), device_limits(device).shared_bytes
@@ -173,5 +174,5 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     if not torch.cuda.is_available():
-        sys.exit("nsa_kernels.tune: there is no CUDA device here; run it on the GPU to be tuned")
+        sys.exit("nsa_kernels.tune: no CUDA device was found; run it on the GPU to be tuned")
     tune(sys.argv[1:])

@@ -116,7 +116,7 @@ def test_gpus_it_cannot_serve(capability, why) -> None:
             "from cuda.bindings import nvrtc\n"
             "def absent(): raise RuntimeError('Failure finding libnvrtc.so')\n"
             "nvrtc.nvrtcVersion = absent",
-            "NVRTC is not here (Failure finding libnvrtc.so)",
+            "Failure finding libnvrtc.so",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_what_ranges_refuses() -> None:
     q = torch.zeros(1, 1, 1, 4, 64, dtype=torch.float16)
     k = torch.zeros(1, 1, 30, 64, dtype=torch.float16)
     spans = torch.zeros(1, 1, 1, 129, 2, dtype=torch.int32)
-    with pytest.raises(cuda.Unsupported, match="128 spans a row, not 129"):
+    with pytest.raises(cuda.Unsupported, match=r"128 .*129"):
         cuda.selection_ranges(q, k, k, spans)
 
 
@@ -170,13 +170,13 @@ def test_plans_of_another_shape_and_gradients_are_refused() -> None:
     q, k, v = rows()
     plan = cuda.plan_rows(q, k, v)
     longer = [torch.zeros(2, 700, 64, dtype=torch.float16) for _ in "kv"]
-    with pytest.raises(ValueError, match="not for rows of 700 keys"):
+    with pytest.raises(ValueError, match="rows of 700 keys"):
         cuda.selection_rows(q, *longer, plan=plan)
     with pytest.raises(ValueError, match="has no backward"):
         cuda.selection_rows(q.clone().requires_grad_(), k, v)
     q, k = torch.zeros(1, 1, 1, 4, 64).half(), torch.zeros(1, 1, 30, 64).half()
     few, many = (torch.zeros(1, 1, 1, n, 2, dtype=torch.int32) for n in (5, 40))
-    with pytest.raises(ValueError, match="up to 32 spans a row, ranges has 40"):
+    with pytest.raises(ValueError, match=r"32 .*40;"):
         cuda.selection_ranges(q, k, k, many, plan=cuda.plan_ranges(q, k, k, few))
     with pytest.raises(ValueError, match="has no backward"):
         cuda.selection_ranges(q.requires_grad_(), k, k, few)

@@ -97,7 +97,7 @@ def test_a_compiler_takes_it_whole() -> None:
 
 @pytest.mark.parametrize("base", [1.0, 0, -5.0, float("nan"), float("inf"), "10000", True])
 def test_a_base_that_turns_nothing_is_refused(base) -> None:
-    with pytest.raises(ValueError, match="NSAttention: rotary is the base of the embedding"):
+    with pytest.raises(ValueError, match=r"NSAttention: rotary .*base"):
         layer(rotary=base)
 
 

@@ -1,8 +1,8 @@
 """NSA attention for queries that are the last tokens of their sequences: a chunk of a prefill after
 cached keys. Forward only.
 
-The bands of compressed keys and of the window are tables, as for packed sequences. Chosen blocks
-are read as spans, query by query.
+Tables say which compressed keys and which keys of the window a query sees, as for packed sequences.
+Chosen blocks are read as spans, query by query.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), and the gradients of gates.
 
-If selected blocks are merged from partial results, the last merge also writes the sum
-(``selection.blocks.forward``). The launch here is for all other forwards of more than one token.
+If a kernel merges partial results of selected blocks (``selection.blocks.forward``), it also writes
+the sum. The launch here is for all other forward passes of more than one token.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def launch_sum(
 
 
 class GateGradients(NamedTuple):
-    """Gradients of gates [B, T, HQ, 3], and what the backward of each branch needs of them.
+    """Gradients of gates [B, T, HQ, 3], and two inputs for the backward of each branch.
 
-    A branch needs its gate and the gate's gradient, both float32. They are [B, HQ, T] for
-    compressed keys and window, and [B * T, HQ] for blocks.
+    These are the branch's gate and the gate's gradient, both float32, [B, HQ, T] for compressed
+    keys and window, and [B * T, HQ] for blocks.
     """
 
     gates: torch.Tensor

@@ -14,16 +14,16 @@ Compress = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _to_keep() -> AbstractContextManager[Any]:
-    """Leave inference mode, since its tensors cannot be written to later."""
+    """Leave inference mode, since tensors made in it cannot be written to outside it."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 class NSACache:
     """Keys and values [B, H, capacity, ...] of which the first ``tokens`` are filled.
 
-    Appended tokens are written in place, after the others. If the capacity is used up, it doubles.
-    ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of the filled part. A decode step takes ``room``
-    and ``seqlens``, whose shapes stay the same until the cache grows.
+    Appended tokens are written in place, after the earlier ones. If the capacity is used up, it
+    doubles. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of the filled part. A decode step takes
+    ``room`` and ``seqlens``, whose shapes stay the same until the cache grows.
     """
 
     def __init__(self, block: int = 32, stride: int = 16, room: int = 256) -> None:
@@ -82,10 +82,11 @@ class NSACache:
     def append(
         self, k: torch.Tensor, v: torch.Tensor, compress_k: Compress, compress_v: Compress
     ) -> None:
-        """Append k [B, T, H, D] and v [B, T, H, Dv], and the compressed keys that they complete.
+        """Append k [B, T, H, D] and v [B, T, H, Dv], and compress all blocks that are now complete.
 
         Args:
-            compress_k, compress_v: from [B, L, H, ...] to [B, (L - block) // stride + 1, H, ...].
+            compress_k, compress_v: functions that compress [B, L, H, ...] to
+                [B, (L - block) // stride + 1, H, ...].
 
         Raises:
             ValueError: tensors do not fit the cache in sizes, dtype or device, k and v have
@@ -111,8 +112,8 @@ class NSACache:
                 or (held.dtype, held.device) != (x.dtype, x.device)
             ):
                 raise ValueError(
-                    f"NSACache: it holds {tuple(held.shape)} {held.dtype} on {held.device}; "
-                    f"{name} is {tuple(x.shape)} {x.dtype} on {x.device}"
+                    f"NSACache: it holds {tuple(held.shape)} {held.dtype} on {held.device}, so "
+                    f"{name} {tuple(x.shape)} {x.dtype} on {x.device} needs a new cache"
                 )
             self._write(name, x, self.tokens)
         self.tokens += k.shape[1]
@@ -135,17 +136,17 @@ class NSACache:
     def _check_compressed(
         self, name: str, of: torch.Tensor, done: torch.Tensor, complete: int
     ) -> None:
-        # With a key too few, uninitialised memory would be read as a key.
+        # If a key were missing, uninitialised memory would be read as a key.
         want = (of.shape[0], complete - self.compressed, *of.shape[2:])
         require(
             done.shape == want,
-            f"NSACache: {name} was to make {want[1]} compressed keys {want} of {of.shape[1]} "
-            f"tokens, block {self.block} and stride {self.stride}; it made {tuple(done.shape)}",
+            f"NSACache: {name} must return {want[1]} compressed keys {want} of {of.shape[1]} "
+            f"tokens, block {self.block} and stride {self.stride}; it returned {tuple(done.shape)}",
         )
 
     @contextmanager
     def undone_by_errors(self) -> Iterator[None]:
-        """If the block raises, forget what it has appended."""
+        """If the ``with`` block raises, forget what it has appended."""
         tokens, compressed, buffers = self.tokens, self.compressed, dict(self._buffers)
         done = False
         try:

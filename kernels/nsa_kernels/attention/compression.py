@@ -1,4 +1,4 @@
-"""How blocks of keys and values become compressed ones (arXiv 2502.11089, section 3.3.1)."""
+"""Compress blocks of keys and values (arXiv 2502.11089, section 3.3.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .means import means_of_blocks
 
 
 class MeanCompression(nn.Module):
-    """Compress each block of ``block`` tokens, which begin ``stride`` apart, to its mean."""
+    """Compress blocks of ``block`` tokens, which begin ``stride`` tokens apart, to their means."""
 
     def __init__(self, block: int, stride: int) -> None:
         super().__init__()
@@ -23,13 +23,13 @@ class MeanCompression(nn.Module):
             return x[:, :0]
         if x.dtype not in DTYPES or not (x.is_cuda or CPU_ALLOWED):
             return x.unfold(1, self.block, self.stride).mean(-1)
-        # The kernel takes keys and values. Here the values have no heads.
+        # The kernel compresses keys and values. Here it gets values without heads.
         return means_of_blocks(x, x[:, :, :0], self.block, self.stride)[0]
 
 
 class MLPCompression(nn.Module):
-    """Compress each block by a small MLP (equation 7). A learned embedding of the place within the
-    block is added before."""
+    """Compress each block by a small MLP (equation 7), after adding a learned embedding of the
+    position within the block."""
 
     def __init__(self, block: int, stride: int, dim: int) -> None:
         super().__init__()

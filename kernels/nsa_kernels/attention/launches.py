@@ -1,10 +1,10 @@
 """The launches of NSA attention on compressed keys, forward and backward.
 
 The forward attends to the compressed keys, scores blocks, selects blocks, attends to the window,
-and attends to the selected blocks, whose last merge writes the gated sum. The backward begins with
-the gates. Then the kernels of each branch multiply the gradient of the sum by its gate. Each branch
-adds its dq to one dq, and the blocks add dk and dv to the window's
-(docs/explanation/whole-attention.md).
+and attends to the selected blocks. The kernel that merges the results of blocks writes the gated
+sum. The backward begins with the gradients of the gates. Then the kernels of each branch multiply
+the sum's gradient by the branch's gate. All branches add to one dq. The blocks add their dk and dv
+to the dk and dv of the window (docs/explanation/whole-attention.md).
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ def launch_whole(
         return launch_sum(compressed, selected, near, gates), None
     room = backward_workspace if kept else forward_workspace
     chunk = room(shape, WORKSPACE_BYTES).chunk
-    # Results of an operator must not depend on uninitialised memory.
+    # If kept, the plan is a result of an operator, which must not depend on uninitialised memory.
     plan = build_plan(chosen, cu_seqlens, sizes.block_size, chunk, cleared=kept, unique=True)
-    # After the sum, only the backward needs the window's output.
+    # If no backward needs the window's output, the sum overwrites it.
     out = torch.empty(near.shape, dtype=near.dtype, device=near.device) if kept else near
     if kept:
         selected = torch.empty(near.shape, dtype=near.dtype, device=near.device)

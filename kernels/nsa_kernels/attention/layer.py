@@ -1,7 +1,7 @@
 """``NSAttention``: a layer of Native Sparse Attention (arXiv 2502.11089, section 3).
 
-The three branches share keys and values. Positions enter in two ways: by an optional rotary
-embedding of queries and keys, and by the embedding of places within a compressed block (``mlp``).
+The three branches share keys and values. Positions enter in two optional ways: by a rotary
+embedding of queries and keys, and by the embedding of positions within a compressed block ("mlp").
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ class NSAttention(nn.Module):
         dim: of the input and output.
         heads: query heads HQ. kv_heads: key heads H; HQ is a multiple of it.
         head_dim: D = Dv, 16..256.
-        block, stride: tokens of a compressed key, and from one to the next.
-        block_size: tokens of a selection block: 16, 32, 64 or 128, a multiple of ``stride``, as
-            ``block`` is.
-        n_selected: blocks a query selects, three or more: the first, the last two, and the highest
-            scores, the lowest index where scores are equal.
+        block, stride: tokens in a compressed key, and tokens from one key to the next.
+        block_size: tokens in a selection block: 16, 32, 64 or 128. stride divides it and block.
+        n_selected: blocks that a query selects, three or more: the first, the last two, and those
+            with the highest scores (of equal scores, the lowest index).
         window: keys of the window branch, 1 or more.
         compression: "mean" or "mlp".
         gates: fixed (compression, selection, window); None: learned, sigmoid of a projection.
         rotary: base of a rotary embedding (arXiv 2104.09864) of queries and keys, over 1, commonly
-            10000.0; keys are turned before they are compressed and cached. None: no embedding.
+            10000.0; keys are rotated before they are compressed and cached. None: no embedding.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -114,14 +113,13 @@ class NSAttention(nn.Module):
         )
 
     def cache(self, room: int = 256) -> NSACache:
-        """Return an empty cache for this layer. ``capacity``: tokens that fit before it must
-        grow."""
+        """Return an empty cache for this layer. ``room``: tokens that fit before it must grow."""
         return NSACache(self.block, self.stride, room)
 
     def project(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [B,T,dim] -> q [B,T,HQ,D], k and v [B,T,H,D], gates [B,T,HQ,3]; without positions."""
+        """Return q [B,T,HQ,D], k, v [B,T,H,D], gates [B,T,HQ,3] of x [B,T,dim], not yet rotated."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         q, k, v = (
             to(x).unflatten(-1, (h, self.head_dim))
@@ -167,7 +165,7 @@ class NSAttention(nn.Module):
             require(
                 (cache.block, cache.stride) == (self.block, self.stride),
                 f"NSAttention: the layer compresses with block {self.block} and stride "
-                f"{self.stride}, the cache is one of block {cache.block} and stride "
+                f"{self.stride}, but the cache has block {cache.block} and stride "
                 f"{cache.stride}; make it by layer.cache()",
             )
         q, k, v, gates = self.project(x)
@@ -216,8 +214,8 @@ class NSAttention(nn.Module):
             return nsa_attention(q, k, v, gates, **self._sizes(), cu_seqlens=cu_seqlens)
         require(
             cu_seqlens is None,
-            'NSAttention: packed sequences need compression="mean"; an MLP takes one sequence a '
-            "row of the batch",
+            'NSAttention: packed sequences need compression="mean"; for an MLP, put each sequence '
+            "in a row of the batch",
         )
         return attend_whole(q, k, v, self.compress_k(k), self.compress_v(v), gates, **self._sizes())
 
@@ -230,7 +228,7 @@ class NSAttention(nn.Module):
         assert cache is not None
         if q.shape[1] == 1:
             k, v, k_cmp, v_cmp = cache.room
-            # The capacity may exceed what a step can select from, though the tokens do not.
+            # Cut the capacity to what a step can select from, if all tokens fit into that.
             most = MAX_BLOCKS * self.block_size
             if cache.tokens <= most:
                 k, v = k[:, :, :most], v[:, :, :most]

@@ -1,7 +1,7 @@
 """Differentiable means of overlapping blocks of tokens, for keys and values in one launch.
 
 This is the compression branch of NSA (arXiv 2502.11089, section 3.3.1) with a mean instead of an
-MLP. Packed sequences are told apart on the device.
+MLP. The bounds of packed sequences are read on the device.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def means_of_blocks(
     cu_seqlens: torch.Tensor | None = None,
     cu_keys: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """k_cmp [B, N, H, D] and v_cmp [B, N, H, Dv] of k [B, T, H, D] and v [B, T, H, Dv], summed in
-    float32.
+    """Return the means of blocks of k [B, T, H, D] and v [B, T, H, Dv], computed in float32: k_cmp
+    [B, N, H, D] and v_cmp [B, N, H, Dv].
 
     Args:
         k, v: float16, bfloat16 or float32, any strides; v may have no heads.
-        block, stride: tokens of a compressed key, and tokens from one key to the next.
+        block, stride: tokens in a compressed key, and tokens from one key to the next.
         cu_seqlens: int32 [sequences + 1], of sequences packed in B = 1. cu_keys: the
             ``key_offsets`` of cu_seqlens. Then N = T // stride, ``stride`` must divide ``block``,
-            and rows beyond the keys of all sequences are 0.
+            and rows after the keys of all sequences are 0.
     """
     check_transforms(OP, k, v)
     k_cmp, v_cmp = _means(k, v, block, stride, cu_seqlens, cu_keys)

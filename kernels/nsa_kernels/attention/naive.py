@@ -1,6 +1,6 @@
 """NSA attention in plain PyTorch, branch by branch.
 
-``naive_nsa`` is equation 5 of arXiv 2502.11089 on the ``naive`` module of each branch.
+``naive_nsa`` computes equation 5 of arXiv 2502.11089 with the ``naive`` module of each branch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def naive_nsa(
     n_selected: int,
     window: int,
 ) -> torch.Tensor:
-    """q [B,T,HQ,D], k, v [B,T,H,...], k_cmp, v_cmp [B,Nc,H,...], gates [B,T,HQ,3].
+    """Attend with q [B,T,HQ,D] to k, v [B,T,H,...], k_cmp, v_cmp [B,Nc,H,...]; gates [B,T,HQ,3].
 
     Returns [B,T,HQ,Dv] in q's dtype. It is differentiable, except the choice of blocks.
     """

@@ -1,7 +1,7 @@
-"""NSA attention on compressed keys as an operator: eager, traced, and its backward.
+"""NSA attention on compressed keys: eagerly, or as operators for a tracer, with a backward.
 
 There are two operators, because keeping results for the backward takes much memory:
-``attend_whole`` returns only the sum, and ``attend_whole_kept`` also the fields of ``Kept``.
+``attend_whole`` returns only the gated sum, ``attend_whole_kept`` also the fields of ``Kept``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..selection.blocks.plan import plan_sizes
 from .launches import Kept, Sizes, block_shape, launch_whole, launch_whole_backward
 
 OP = "nsa_attention"
-_OTHERS = 8  # arguments after the first six tensors, without gradients
+_OTHERS = 8  # arguments after the first six tensors; they have no gradients
 _NUMBERS = [field.name for field in fields(Sizes)]
 
 
@@ -29,7 +29,7 @@ def run_whole(
     cu_keys: torch.Tensor | None,
     sizes: Sizes,
 ) -> torch.Tensor:
-    """Return the gated sum [B, T, HQ, Dv], differentiable in all tensors of floats."""
+    """Return the gated sum [B, T, HQ, Dv], differentiable in all ``tensors``."""
     q, k, v = tensors[:3]
     if q.shape[0] * q.shape[1] == 0:
         # An empty sum, which autograd connects to the inputs.
@@ -42,7 +42,7 @@ def run_whole(
         out: torch.Tensor = results[0] if wanted else results
         return out
     if wanted:
-        # Refuse here what the backward does not support, and not after the forward.
+        # Refuse what the backward does not support now, and not after the forward.
         backward_config(block_shape(q, k, v, sizes))
         sum_: torch.Tensor = _Whole.apply(*arguments)
         return sum_
@@ -108,8 +108,9 @@ def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 def _contiguous_tensors(
     d_out: torch.Tensor, saved: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of ``_launch_backward``, contiguous. The gradient of a sum is expanded,
-    and gates may be a part of a projection. A copy inside would prevent replays."""
+    """Return the tensors of ``_launch_backward``, contiguous. ``out.sum()`` has an expanded
+    gradient, and gates may be a part of a projection. Copy them here: a copy in a launch prevents
+    replays."""
     q, k, v, k_cmp, v_cmp, gates, *others = saved
     return (d_out.contiguous(), q, k, v, k_cmp, v_cmp, gates.contiguous(), *others)
 

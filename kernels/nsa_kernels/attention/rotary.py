@@ -1,7 +1,7 @@
 """Rotary position embedding (arXiv 2104.09864), in plain torch, differentiable.
 
-Dimension i of the first half of a head turns with dimension i of the second, as in models of
-Hugging Face Transformers, by position * base ** (-2 i / D).
+Dimensions i and i + D / 2 of a head are rotated as a pair, by position * base ** (-2 i / D), as in
+models of Hugging Face Transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def check_rotary(op: str, base: object, head_dim: int) -> None:
     """Raises ValueError unless ``base`` is a number over 1 and heads have an even dim."""
     require(
         isinstance(base, int | float) and isfinite(base) and base > 1,
-        f"{op}: rotary is the base of the embedding, a number over 1 such as 10000.0; got {base!r}",
+        f"{op}: rotary must be a base over 1, such as 10000.0, or None; got {base!r}",
     )
     require(head_dim % 2 == 0, f"{op}: rotary needs an even head_dim; got {head_dim}")
 
@@ -26,12 +26,11 @@ def positions_of(
     x: torch.Tensor, first: int = 0, cu_seqlens: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return positions int64 [T] for x [B, T, ...], from ``first``. With ``cu_seqlens``, int32
-    [sequences + 1], they are counted from the beginning of each packed sequence. Nothing is read
-    back on the host."""
+    [sequences + 1], they are counted from the beginning of each packed sequence, on the device."""
     position = torch.arange(first, first + x.shape[1], device=x.device)
     if cu_seqlens is None:
         return position
-    # Empty sequences begin where the next one does: take the last of equal beginnings.
+    # An empty sequence begins where the next one does: take the last of those that begin there.
     sequence = torch.searchsorted(cu_seqlens, position, right=True, out_int32=True) - 1
     return position - cu_seqlens[sequence.clamp(min=0)]
 

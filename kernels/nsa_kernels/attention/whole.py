@@ -1,6 +1,6 @@
 """``nsa_attention``: the three branches and their gated sum, prefill and training.
 
-The layer calls ``attend_whole``, since its compression need not be the mean.
+The layer calls ``attend_whole`` if its compression is not the mean, or with a cache.
 """
 
 from __future__ import annotations
@@ -45,39 +45,37 @@ def nsa_attention(
 ) -> torch.Tensor:
     """Native Sparse Attention with compression by the mean (arXiv 2502.11089, section 3).
 
-    Differentiable in q, k, v and gates; the choice of blocks is not, nor are queries behind cached
-    keys.
+    Differentiable in q, k, v and gates, but not in the choice of blocks, nor with cached keys.
 
     Args:
         q: [B, Tq, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is a
-            multiple of H, D and Dv in 16..256. Tq is T, or less: the queries are then the last Tq
-            tokens, a chunk of a prefill behind T - Tq cached keys.
+            multiple of H, D and Dv in 16..256. Tq is at most T: the queries are the last Tq tokens.
+            If Tq < T, they are a chunk of a prefill behind T - Tq cached keys.
         gates: [B, Tq, HQ, 3], of compression, selection and window, of any floating dtype.
-        block, stride: tokens of a compressed key, and from one to the next.
-        block_size: tokens of a selection block: 16, 32, 64 or 128, a multiple of ``stride``, as
-            ``block`` is.
-        n_selected: blocks a query selects, three or more: the first, the last two, and the highest
-            scores, the lowest index where scores are equal.
+        block, stride: tokens in a compressed key, and tokens from one key to the next.
+        block_size: tokens in a selection block: 16, 32, 64 or 128. stride divides it and block.
+        n_selected: blocks that a query selects, three or more: the first, the last two, and those
+            with the highest scores (of equal scores, the lowest index).
         window: keys of the window branch, 1 or more.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
         cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. It
             must not decrease. Its values are never read on the host. No query attends to another
             sequence, but NaN or infinity in k or v may reach a neighbouring sequence in the same
             tile.
-        cu_seqlens_k: int32 [sequences + 1], with cu_seqlens, which then counts queries: where the
-            tokens of each sequence begin in k and v. The queries are the last of these tokens.
+        cu_seqlens_k: int32 [sequences + 1], where the tokens of each sequence begin in k and v.
+            Then cu_seqlens says where its queries begin, which are the last of these tokens.
 
     Returns:
         [B, Tq, HQ, Dv] in q's dtype; 0 for tokens in no sequence.
 
     Raises:
         TypeError: unsupported or mixed dtypes.
-        ValueError: sizes that do not fit together, an input that requires a gradient where queries
-            are fewer than tokens or cu_seqlens_k is given.
+        ValueError: sizes that do not fit together, an input that requires a gradient if queries are
+            fewer than tokens or cu_seqlens_k is given.
     """
     attend = _attend if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)
-    gates = gates.contiguous()  # a copy inside would prevent replays
+    gates = gates.contiguous()  # a copy in ``_launch`` would prevent replays
     return attend(q, k, v, gates, cu_seqlens, cu_seqlens_k, *sizes, sm_scale)
 
 
@@ -106,7 +104,7 @@ def _attend(
     if cu_seqlens_k is not None:
         require(
             cu_seqlens is not None,
-            f"{OP}: cu_seqlens_k goes with cu_seqlens, where the queries of each sequence begin",
+            f"{OP}: cu_seqlens_k needs cu_seqlens, where the queries of each sequence begin",
         )
         assert cu_seqlens is not None
         check_cu(OP, "cu_seqlens_k", cu_seqlens_k, q)
@@ -189,7 +187,7 @@ def _check(
 def check_sizes(
     op: str, block: int, stride: int, block_size: int, n_selected: int, window: int
 ) -> None:
-    """Raises ValueError unless the sizes of the branches fit together."""
+    """Raise ValueError unless the sizes of the branches fit together."""
     for name, size in (("block_size", block_size), ("window", window)):
         check_whole(op, name, size, 1)
     check_whole(op, "n_selected", n_selected, 1, MAX_BLOCKS)

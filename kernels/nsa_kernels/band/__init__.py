@@ -1,4 +1,4 @@
-"""Attention under a band: the sliding window and the compressed keys."""
+"""Attention under a band (``geometry.Band``): the sliding window and the compressed keys."""
 
 from __future__ import annotations
 

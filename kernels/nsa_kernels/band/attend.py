@@ -1,4 +1,4 @@
-"""Attention under a band: both directions, as launches and as operators.
+"""Forward and backward of attention under a band (``geometry.Band``), as launches and operators.
 
 ``window`` is 0 for a band of compressed keys.
 """
@@ -100,7 +100,7 @@ def _differentiate(
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative(_op(ctx.numbers[2]))
     *inputs, out, lse = ctx.saved_tensors
-    # The gradient of a sum is expanded. It is copied here, as a copy inside would prevent replays.
+    # ``out.sum()`` has an expanded gradient. Copy it here: a copy in a launch prevents replays.
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()
@@ -116,4 +116,4 @@ attend = Differentiable(
     differentiate=_differentiate,
     fakes=(band_results, gradients),
 )
-"""out [B,T,HQ,Dv] and lse [B,HQ,T], on the arguments of ``_launch``."""
+"""Return out [B,T,HQ,Dv] and lse [B,HQ,T], for the arguments of ``_launch``."""

@@ -1,4 +1,4 @@
-"""Checks of the arguments of calls under a band."""
+"""Argument checks for attention under a band."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..launch.checks import check_qkv, kind, require
 
 
 def check_band(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Raises TypeError or ValueError for tensors that are not q [B,T,HQ,D], k, v [B,N,H,D|Dv]."""
+    """Raise TypeError or ValueError unless the tensors are q [B,T,HQ,D] and k, v [B,N,H,D|Dv]."""
     check_qkv(op, q, k, v)
     fits = (
         q.dim() == k.dim() == v.dim() == 4
@@ -25,10 +25,10 @@ def check_band(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> No
 
 
 def check_cu(op: str, name: str, cu: torch.Tensor, q: torch.Tensor) -> None:
-    """Raises TypeError or ValueError for a cu_seqlens that does not fit packed sequences."""
+    """Raise TypeError or ValueError unless ``cu`` has the form of a cu_seqlens, and q has B = 1."""
     if not isinstance(cu, torch.Tensor) or cu.dtype != torch.int32:
         raise TypeError(f"{op}: {name} must be an int32 tensor; got {kind(cu)}")
     require(
         cu.dim() == 1 and cu.shape[0] >= 2 and cu.device == q.device and q.shape[0] == 1,
-        f"{op}: {name} must be [sequences + 1] on q's device, and the sequences packed in B = 1",
+        f"{op}: {name} must be [sequences + 1] on q's device, and q must have B = 1",
     )

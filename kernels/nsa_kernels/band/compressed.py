@@ -29,11 +29,11 @@ def compressed_attention(
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32, any strides.
         k_cmp: [B, Nc, H, D], same dtype; HQ is a multiple of H. v_cmp: [B, Nc, H, Dv]. Key i stands
-            for the tokens i * stride up to i * stride + block.
+            for the tokens i * stride to i * stride + block - 1.
         cu_seqlens, cu_keys: int32 [sequences + 1], both or neither; with them B = 1, the sequences
             are packed along T and their compressed keys along Nc. Values of cu_keys outside
             [0, Nc] are clamped on the device.
-        block, stride: tokens of a compressed key, and from one to the next.
+        block, stride: tokens in a compressed key, and tokens from one key to the next.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
 
     Returns:

@@ -21,7 +21,7 @@ class Tiles:
     num_stages: int
 
 
-# For many compressed keys of wide heads, on GPUs with enough shared memory.
+# Forward tiles for over MANY_KEYS compressed keys of wide heads, if shared memory is large enough.
 LONG = Tiles(64, 64, 4, 3)
 MANY_KEYS = 1024
 
@@ -29,9 +29,10 @@ MANY_KEYS = 1024
 def value_columns(d: int, dv: int, itemsize: int) -> int:
     """Return the columns of a tile of values in the forward pass: ``dv``, and masked ones.
 
-    A row of values has the bytes of a row of keys, up to 128. Otherwise, both have different
-    layouts in shared memory. Then ptxas 12.8 miscompiles rows at odd addresses, which cannot be
-    copied asynchronously: it computes the address of values from a register it never wrote.
+    A row of values gets as many bytes as a row of keys, up to 128, so that both have the same
+    layout in shared memory. If layouts differ, ptxas 12.8 miscompiles rows at odd addresses, which
+    cannot be copied asynchronously: it takes the address of values from a register that was never
+    written.
     """
     columns = next_power_of_2(dv)
     return max(columns, min(next_power_of_2(d), 64)) if itemsize == 2 else columns
@@ -51,7 +52,7 @@ def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) ->
     """
     m, n, warps, stages = tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
     if q.element_size() == 4:
-        # IEEE fp32 products run on the plain cores, with whole operands in registers.
+        # IEEE fp32 products run on CUDA cores, with whole operands in registers.
         m, n, warps, stages = 32, 32, 4, 1
     row = (next_power_of_2(q.shape[3]) + next_power_of_2(dv)) * q.element_size()
     limit = device_limits(q.device).shared_bytes
@@ -98,12 +99,12 @@ def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
 
 
 def walk_shares(band: Band, programs: int, rows: int, processors: int) -> int:
-    """Return the number of shares for the walk of a key tile over at most ``rows`` queries.
+    """Return how many programs share a key tile, to add up dk and dv over up to ``rows`` queries.
 
-    With a window, all tiles walk about equally far, so two programs for each multiprocessor are
-    enough (four for packed sequences, which differ). A share is at least one step. Without a
-    window, the first tile walks over all queries, and the last over hardly any. Small shares
-    balance that, but shares below 256 queries cost more to add up than they save.
+    With a window, all key tiles are seen by about equally many queries, so two programs for each
+    multiprocessor are enough (four for packed sequences, whose lengths differ). Without a window,
+    the first key tile is seen by all queries, and the last by hardly any. Small shares balance
+    that, but shares below 256 queries cost more to add up than they save.
     """
     if band.window:
         wanted, least = (2 if band.keys is None else 4) * processors // programs, 64

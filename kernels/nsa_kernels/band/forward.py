@@ -21,7 +21,7 @@ def band_forward(
     sm_scale: float,
     tiles: Tiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out [B,T,HQ,Dv] and natural lse [B,HQ,T] float32; 0 and -inf where no key is seen."""
+    """Return out [B,T,HQ,Dv] and natural lse [B,HQ,T] float32; 0 and -inf if no key is seen."""
     b, t, hq, _ = q.shape
     n, h, dv = v.shape[1:]
     out = torch.empty((b, t, hq, dv), dtype=q.dtype, device=q.device)

@@ -1,4 +1,4 @@
-"""Which keys a query sees under a band, as numbers, or as tables for packed sequences."""
+"""Describe which keys a query sees, by numbers, or by tables for packed sequences."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from .kernels.geometry import band_tables_kernel
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Which keys a query sees: of keys of ``block`` tokens, ``stride`` apart, the last ``window``
-    (0: all). For packed ``sequences`` there are tables. ``keys``, int32 [2,T], has the first key of
-    each query, and the end of its keys. ``queries``, int32 [2,N], has the queries of each key."""
+    """The keys that a query sees. A key covers ``block`` tokens, and keys begin ``stride`` tokens
+    apart. A query sees the last ``window`` (0: all) of the keys whose tokens are all at or before
+    it. Packed ``sequences`` have tables, int32. ``keys`` [2,T] has the first key of each query and
+    the end of its keys. ``queries`` [2,N] has the first query of each key and the end of its
+    queries."""
 
     block: int
     stride: int
@@ -43,10 +45,10 @@ def packed_band(
     stride: int,
     window: int,
 ) -> Band:
-    """Return the band of sequences packed in q [1,T,HQ,D] and in ``keys`` keys.
+    """Return the band of sequences that are packed in q [1,T,HQ,D] and in ``keys`` keys.
 
-    It is made on the device. A query after the last sequence sees no key; ``cu_keys`` is clamped to
-    [0, ``keys``].
+    Its tables are made on the device. A query after the last sequence sees no key. ``cu_keys`` is
+    clamped to [0, ``keys``].
     """
     total = q.shape[1]
     of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
@@ -90,7 +92,7 @@ def band_behind(
     stride: int,
     window: int,
 ) -> Band:
-    """Return the band of queries q [B,Tq,HQ,D] after cached tokens. It has no backward."""
+    """Return the band of queries q [B,Tq,HQ,D] after cached tokens. This band has no backward."""
     total = q.shape[1]
     of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
     cu, tokens = behind.cu_queries, behind.cu_tokens

@@ -10,21 +10,21 @@ from ..launch.sizes import LOG2_E, cdiv
 from .geometry import Band
 
 ROWS, GROUPS = 64, 2
-"""Queries of a group of warps, and groups of a program."""
+"""Queries of a warp group, and warp groups of a program."""
 KEYS, SLOTS = 128, 2
 """Keys of a tile, and tiles in shared memory at once."""
 REGISTERS = 240
-"""Registers of a thread that attends. The rest of 64 Ki is left to the copying warp."""
+"""Registers of a thread that computes. The rest of the 64 Ki is left to the warp that copies."""
 HEAD_DIM = 128
 LEAST_PIECES, LEAST_KEYS = 3, 64
-"""The fewest pieces of 128 queries for each multiprocessor, and the fewest keys. With fewer, the
-other kernel is faster, since its tiles are smaller and spread more evenly."""
+"""The fewest pieces (128 queries of a head) for each multiprocessor, and the fewest keys. With
+fewer, the Triton kernel is faster, since its tiles are smaller and spread more evenly."""
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
     """Return whether the kernel for Hopper takes q [B,T,HQ,D], k and v [B,N,H,D].
 
-    It needs enough of them, 16 bits, D = 128, adjacent heads, and no packed sequences.
+    It needs enough queries and keys, 16 bits, D = 128, adjacent heads, and no packed sequences.
     """
     return (
         runs_gluon(q.device)
@@ -52,7 +52,7 @@ def launch_forward(
     sm_scale: float,
 ) -> None:
     """Fill out [B,T,HQ,D] and lse [B,HQ,T], one launch for each batch entry."""
-    from .kernels.hopper import band_hopper_kernel  # some Tritons cannot import it
+    from .kernels.hopper import band_hopper_kernel  # fails in some versions of Triton
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]

@@ -1,5 +1,5 @@
-"""The backward launches of a band in a gated sum, on Hopper (``kernels/hopper_dq.py``,
-``kernels/hopper_dkv.py``)."""
+"""The backward launches of attention under a band that is a branch of a gated sum, on Hopper
+(``kernels/hopper_dq.py``, ``kernels/hopper_dkv.py``)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fills_device(q: torch.Tensor, k: torch.Tensor, band: Band) -> bool:
 
 
 def _walks(q: torch.Tensor, k: torch.Tensor, band: Band) -> tuple[int, int]:
-    """Return the number of key tiles of a batch entry, and into how many shares each is cut."""
+    """Return the number of key tiles of a batch entry, and how many programs share each tile."""
     (t, hq), (n, h) = q.shape[1:3], k.shape[1:3]
     keys = ROWS * GROUPS
     walks = cdiv(n, keys) * h
@@ -61,7 +61,7 @@ def launch_dq(
 ) -> None:
     """Fill dq [B,T,HQ,D], contiguous, or add to it if it is ``gated.dq``. One launch for each batch
     entry."""
-    from .kernels.hopper_dq import band_hopper_dq_kernel  # some Tritons cannot import it
+    from .kernels.hopper_dq import band_hopper_dq_kernel  # fails in some versions of Triton
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]

@@ -18,7 +18,7 @@ def naive_sliding_window(
     window: int,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B, T, HQ, D], k [B, T, H, D], v [B, T, H, Dv]: query t on keys t - window + 1 up to t.
+    """Attend with query t to keys t - window + 1 to t. q [B, T, HQ, D], k, v [B, T, H, D or Dv].
 
     Returns:
         out [B, T, HQ, Dv] and lse [B, T, HQ] in q's dtype. Differentiable.
@@ -37,10 +37,10 @@ def naive_compressed(
     stride: int = 16,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B, T, HQ, D], k_cmp [B, Nc, H, D], v_cmp [B, Nc, H, Dv]: as ``compressed_attention``.
+    """Compute ``compressed_attention`` of q [B, T, HQ, D], k_cmp, v_cmp [B, Nc, H, D or Dv].
 
     Returns:
-        out [B, T, HQ, Dv] and lse [B, T, HQ] in q's dtype; 0 and -inf where no key is seen.
+        out [B, T, HQ, Dv] and lse [B, T, HQ] in q's dtype; 0 and -inf if no key is seen.
     """
     return attend(q, k_cmp, v_cmp, complete(q.shape[1], k_cmp, block, stride), sm_scale)
 
@@ -54,8 +54,7 @@ def complete(tokens: int, k_cmp: torch.Tensor, block: int, stride: int) -> torch
 def weights(
     q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the softmax [B, HQ, T, N] over keys ``seen`` bool [T, N], 0 without one, and its
-    lse."""
+    """Return the softmax [B, HQ, T, N] over keys ``seen`` (bool [T, N]), 0 if none, and the lse."""
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     of_heads = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     logits = torch.einsum("bthd,bnhd->bhtn", q, of_heads) * scale

@@ -26,9 +26,9 @@ def sliding_window(
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32, any strides.
         k: [B, T, H, D], same dtype; HQ is a multiple of H. v: [B, T, H, Dv].
-        cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T,
-            each seeing itself only. Must not decrease.
-        window: keys a query sees, its own among them; >= 1.
+        cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. A
+            query sees only keys of its own sequence. Must not decrease.
+        window: number of keys that a query sees, including its own; >= 1.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
 
     Returns:

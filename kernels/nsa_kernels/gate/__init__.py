@@ -1,4 +1,4 @@
-"""``selection_attention``: the kernel or packed SDPA, by a policy, and a report of which."""
+"""``selection_attention``: a policy chooses the kernel or packed SDPA; a report counts both."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``selection_attention``: the one call a model makes, and the custom operator behind it.
 
 In eager mode the launcher is called directly, since torch's dispatcher is slow. Under
-torch.compile the call becomes the operator ``nsa_kernels::selection_attention``, which chooses when
-it runs.
+torch.compile the call becomes the operator ``nsa_kernels::selection_attention``, which chooses
+kernel or fallback when it runs.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def selection_attention(
 ) -> torch.Tensor:
     """Attention of each row's h queries over the union of the row's spans.
 
-    Kernel and fallback both read the keys from ``ranges``. Groups of heads do not share ranges.
+    A policy chooses the kernel or the fallback, ``packed_sdpa``. Each group has its own ranges.
 
     Args:
         q: [B, S, G, h, D]; the kernel takes float16, bfloat16 and float32.
         k: [B, G, S_kv, D]. v: [B, G, S_kv, Dv].
         ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], as ``selection_ranges``.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
-        policy: when to use the kernel; None: the environment's, read once. Its threshold depends
-            on the regime: ``graph`` in a capture, ``device`` under torch.compile, else ``queue``.
-        selected_len: upper bound of the keys a row selects (in NSA, n times the block size). It is
-            compared with the policy's threshold, and is the size of a row in the fallback's packed
-            copy, where a row that selects more is an error. None: S_kv, which is a safe bound.
+        policy: when to use the kernel; None: ``default_policy()``. Its threshold depends on the
+            regime: ``graph`` in a capture, ``device`` under torch.compile, else ``queue``.
+        selected_len: upper bound of the keys that a row selects (in NSA, n times the block size).
+            The kernel is used if this bound reaches the policy's threshold. The fallback copies
+            this many keys for each row, and fails if a row selects more. None: S_kv, a safe bound.
 
     Returns:
         out [B, S, G, h, Dv] in q's dtype, contiguous; 0 where a row selects nothing.
@@ -65,7 +65,7 @@ def selection_attention(
     if traced(q):
         handle = -1 if policy is None else policy.handle
         if _needs_grad(q, k, v):
-            # The backward must be chosen now.
+            # The graph needs one backward, so kernel or fallback is chosen now, for all lengths.
             always = _default_always() if policy is None else policy.off is None and policy.always
             if always and choose(_TRAINING, q, k, v, 0, "device") is None:
                 return _launch(q, k, v, ranges, sm_scale, selected_len)
@@ -84,8 +84,8 @@ def _default_always() -> bool:
     return policy.off is None and policy.always
 
 
-# The effect of `torch.compiler.assume_constant_result`, which would import the compiler: 0.9 s for
-# every program that imports this package.
+# This does what the decorator `torch.compiler.assume_constant_result` does. The decorator imports
+# the compiler, which would add 0.9 s to every import of this package.
 vars(_default_always)["_dynamo_marked_constant"] = True
 
 
@@ -118,7 +118,7 @@ def _route(
     *,
     compiled: bool = False,
 ) -> torch.Tensor:
-    """Choose kernel or fallback. compiled: the operator makes the call, in a compiled program."""
+    """Call the kernel or the fallback. ``compiled``: the operator calls, in a compiled program."""
     if selected_len is not None:
         length = selected_len
     elif k.dim() == 4:
@@ -140,25 +140,25 @@ def _route(
 
 
 def _regime(q: torch.Tensor, *, compiled: bool) -> str:
-    """Return the regime of a call; a compiled program may be captured in a graph."""
+    """Return the regime of a call. It is ``graph`` if a compiled program is being captured."""
     made = mode(q)
     return regime_of(Mode.TRACED if compiled and made is Mode.EAGER else made)
 
 
 def _kernel(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
-    """Call the kernel on the arguments of ``launch_ranges``. The policy decides on errors."""
+    """Call the kernel. If it fails, raise or call packed SDPA, as the policy says."""
     failed = None
     if policy.on_error == "raise":
         out = _launch(*call)
     else:
-        # Packed SDPA would refuse wrong inputs as well, so raise.
+        # Raise for wrong inputs, since packed SDPA would refuse them as well.
         check_ranges(*call[:4])
         try:
             out = _launch(*call)
         except RuntimeError as error:
             failed = error
             out = _packed(*call)
-    # Refused calls are not counted.
+    # Count after the call, so that calls that raise are not counted.
     if failed is None:
         routing.count_kernel(regime)
     else:
@@ -172,7 +172,7 @@ def _packed(*call: Any) -> torch.Tensor:
 
 
 def _debugged(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
-    """Call the kernel with the policy's debug settings. Nothing waits during a capture."""
+    """Call the kernel and log what the policy asks for. In a capture, only shapes are logged."""
     q = call[0]
     shapes = (*(tuple(x.shape) for x in call[:4]), q.dtype)
     if policy.debug_shapes and shapes not in _shapes_seen:
@@ -201,7 +201,7 @@ def _compare(out: torch.Tensor, *call: Any) -> None:
         # No selected_len: for the kernel it is only a hint, and it may be too small.
         other = _packed(*arguments, None)
     except RuntimeError as error:  # most often, no memory for a copy of all keys
-        routing.log.warning("there is no packed SDPA to compare with: %s", error)
+        routing.log.warning("packed SDPA failed, so nothing is compared: %s", error)
         return
     gap = (out.float() - other.float()).abs().max().item() if out.numel() else 0.0
     routing.log.warning("largest difference from packed SDPA %.3e", gap)

@@ -39,9 +39,9 @@ REGIMES: dict[str, tuple[str, ...]] = {
     "device": (),
     "graph": ("device",),
 }
-"""Regimes: calls from Python (``queue``), compiled (``device``), or captured in a CUDA graph.
+"""How a call is made: from Python (``queue``), compiled (``device``), or in a capture (``graph``).
 
-If a regime has no threshold, the regimes listed with it are tried, then ``min_len``."""
+If a regime has no threshold, those of the regimes in its tuple are used, then ``min_len``."""
 
 
 def regime_of(mode: Mode) -> str:
@@ -69,15 +69,15 @@ class Policy:
         enabled: False never uses the kernel.
         min_len: smallest selected length at which the kernel is used: one number, or one for each
             GPU name as CUDA reports it; None means never. A GPU that is not listed: never.
-        by_regime: thresholds of single regimes (``REGIMES``), which replace ``min_len`` there. From
-            Python, where the host limits speed, a kernel may be slower than in a graph.
+        by_regime: thresholds of some regimes (``REGIMES``), which replace ``min_len`` in them.
+            Calls from Python need a higher threshold than a graph if the host limits their speed.
         group_kernels: False avoids the kernels that take all heads of a group at once. All kernels
-            for ranges do, so packed SDPA is used instead.
+            for ranges do that, so packed SDPA is used instead.
         force: use the kernel whatever ``min_len`` says.
         on_error: "raise" lets an error in the kernel through; "fallback" counts it, logs it once
             and uses packed SDPA.
         debug_timing, debug_compare, debug_shapes: log the time of each call, its largest
-            difference from packed SDPA, each new shape. The first two synchronise.
+            difference from packed SDPA, or each new shape. The first two wait for the device.
     """
 
     enabled: bool = True
@@ -127,16 +127,16 @@ class Policy:
         object.__setattr__(self, "plain", not debug and self.on_error == "raise")
         zero = all(value == 0 for value in (self.min_len, *by_regime.values()))
         object.__setattr__(self, "always", self.force or zero)
-        # The custom operator passes a policy as a number: its schema has no type for an object.
+        # The operator takes a policy as a number, since its schema has no type for objects.
         object.__setattr__(self, "handle", len(_policies))
         _policies.append(self)
 
     def __reduce__(self) -> tuple[type[Policy], tuple[object, ...]]:
-        # A handle is a place in the list of this process, so a copy needs a handle of its own.
+        # A handle is an index into this process's list, so a copy needs a handle of its own.
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def limit(self, device_index: int, regime: str) -> int:
-        """Return the threshold on a device (-1: the CPU) in a regime. It is looked up once."""
+        """Return the threshold on a device (-1: the CPU) in a regime. The result is cached."""
         limit = self._limits.get((device_index, regime))
         if limit is None:
             name = torch.cuda.get_device_name(device_index) if device_index >= 0 else "cpu"
@@ -194,7 +194,7 @@ class Policy:
         Raises:
             ImportError: PyYAML is not installed.
             OSError: the file cannot be read.
-            ValueError: the field is missing, or it has another value.
+            ValueError: the field is missing, or its value is of another kind.
         """
         import yaml
 
@@ -204,7 +204,7 @@ class Policy:
             raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
         runtime = content.get("runtime") if isinstance(content, dict) else None
         if not isinstance(runtime, dict) or "sel_triton_min_L" not in runtime:
-            raise ValueError(f"{path}: no field runtime.sel_triton_min_L")
+            raise ValueError(f"{path}: no field runtime.sel_triton_min_L; run nsabench threshold")
         value = runtime["sel_triton_min_L"]
         if not _is_threshold(value):
             raise ValueError(
@@ -256,8 +256,7 @@ def choose(
 ) -> str | None:
     """Return None for the kernel, or the reason (a key of ``REASONS``) for packed SDPA.
 
-    regime: how the call is made, a key of ``REGIMES``.
-    Looks at metadata only and never waits for the device.
+    ``regime`` is a key of ``REGIMES``. Only metadata is read, so nothing waits for the device.
     """
     if policy.off is not None:
         return policy.off

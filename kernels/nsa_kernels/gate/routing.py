@@ -20,7 +20,7 @@ def count_kernel(regime: str) -> None:
 
 
 def count_fallback(reason: str, regime: str, error: BaseException | None = None) -> None:
-    """Count a call in this regime that packed SDPA served. Log the first of each reason."""
+    """Count a call that packed SDPA served in a regime. Log the first call of each reason."""
     _fallback_calls[regime] += 1
     seen = _fallbacks.get(reason, 0)
     _fallbacks[reason] = seen + 1
@@ -37,12 +37,12 @@ def routing_report() -> dict[str, Any]:
     Returns:
         - ``kernel``: calls served by the kernel; ``fallback``: calls served by packed SDPA;
         - ``reasons``: {reason: calls}; ``texts``: {reason: sentence};
-        - ``errors``: the last error of a reason;
-        - ``regimes``: {regime: calls by ``kernel`` and ``fallback``}. The regime is ``queue`` from
-          Python, ``device`` if compiled by torch.compile, and ``graph`` if captured.
+        - ``errors``: {reason: its last error};
+        - ``regimes``: {regime: {``kernel``: calls, ``fallback``: calls}}. The regime is ``queue``
+        from Python, ``device`` if compiled by torch.compile, and ``graph`` if captured.
 
-        Calls inside a CUDA graph count once, when captured. A call compiled by
-        torch.compile counts each time it runs, but one that needs a gradient is not counted there.
+        A call in a CUDA graph counts once, when it is captured. A call that torch.compile compiled
+        counts each time it runs, or never if it needs a gradient.
     """
     return {
         "kernel": sum(_kernel_calls.values()),

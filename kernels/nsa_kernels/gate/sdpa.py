@@ -34,8 +34,8 @@ def packed_sdpa(
 
     Args:
         q, k, v, ranges, sm_scale: as ``selection_ranges``; also float64, and any head dim.
-        selected_len: upper bound of the keys a row selects. It sizes the packed copy, so a row
-            that selects more is an error, found on the device. None: S_kv.
+        selected_len: upper bound of the keys that a row selects. This many keys are copied for each
+            row, so a row that selects more is an error, found on the device. None: S_kv.
 
     Returns:
         out [B, S, G, h, Dv], contiguous; a row that selects nothing gives 0 and zero gradients.
@@ -43,7 +43,7 @@ def packed_sdpa(
     Raises:
         TypeError, ValueError: inputs that do not fit together, as ``selection_ranges``.
         RuntimeError: a row that selects more than ``selected_len`` (on a GPU an assertion on the
-            device); tensors of a transform of torch.func.
+            device); torch.func transforms an input.
     """
     _check(q, k, v)
     softmax_scale("packed_sdpa", q, sm_scale)
@@ -62,10 +62,10 @@ def packed_sdpa(
     count = before[:, -1:]
     if selected_len is not None:
         torch._assert_async(
-            # The bound itself may not fit in int32.
+            # ``bound`` alone may not fit in int32.
             (count <= min(bound, s_kv)).all(),
             f"packed_sdpa: a row selects more keys than selected_len={bound}, which must be an "
-            "upper bound; leave it out where none is known",
+            "upper bound; leave it out if you know no bound",
         )
     step = torch.arange(width, dtype=torch.int32, device=q.device).expand(rows, width).contiguous()
     span = torch.searchsorted(before[:, 1:].contiguous(), step, right=True)
@@ -73,14 +73,14 @@ def packed_sdpa(
     key = (start.gather(1, span) + step - before.gather(1, span)).clamp_(0, s_kv - 1)
     first = torch.arange(b * g, device=q.device).view(b, 1, g) * s_kv
     index = (first.expand(b, s, g).reshape(rows, 1) + key).flatten()
-    # A row with no key attends to its first slot and is cleared below: a mask without any key
-    # would give NaN, also in the gradients.
+    # A row that selects no key attends to one key here, since a mask without a key would give NaN,
+    # also in the gradients. Its result is set to 0 below.
     mask, empty = step < count.clamp(min=1), count == 0
     with _no_autocast(q):
         out = _attend(q, k, v, index, mask, empty, (rows, width), sm_scale)
     out = out.view(b, s, g, h, dv).contiguous()
     if out.requires_grad and not traced(q):
-        # Torch has a second derivative only for some of its attention kernels.
+        # Refuse a second derivative, which only some of torch's attention kernels have.
         out.register_hook(_once)
     return out
 
@@ -121,8 +121,9 @@ def _attend(
     """Attend with rows of h queries to ``width`` packed keys. index, mask: [rows, width]."""
     (rows, width), (h, d), dv = size, q.shape[3:], v.shape[3]
     out = scaled_dot_product_attention(
-        # The backward recomputes weights from float32 logits and LSEs. With large values, rounding
-        # can make a weight infinite, and infinity times a gradient of 0 is NaN.
+        # Queries of empty rows become 0. The backward recomputes weights from float32 logits and
+        # LSEs. If these are large, rounding can make a weight infinite, and infinity times 0 is
+        # NaN.
         q.reshape(rows, h, d).masked_fill(empty.unsqueeze(-1), 0.0).unsqueeze(1),
         _take(k.reshape(-1, d), index).view(rows, 1, width, d),
         _take(v.reshape(-1, dv), index).view(rows, 1, width, dv),
@@ -135,7 +136,7 @@ def _attend(
 def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return rows ``index`` of x, from a float32 copy if a gradient is needed.
 
-    torch adds up the gradients of a row in its dtype, which loses per cents in bfloat16.
+    torch adds up the gradients of a row in the dtype of x; in bfloat16, errors reach per cents.
     """
     if torch.is_grad_enabled() and x.requires_grad and x.element_size() < 4:
         return x.float().index_select(0, index).to(x.dtype)

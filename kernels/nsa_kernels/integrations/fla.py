@@ -2,9 +2,9 @@
 
     from nsa_kernels.integrations.fla import parallel_nsa
 
-replaces ``from fla.ops.nsa import parallel_nsa``. fla-core itself is not needed. It computes
-fla-core's definition: a compressed key is the mean of a block of ``block_size`` tokens, blocks do
-not overlap, and the same blocks are selected from.
+replaces ``from fla.ops.nsa import parallel_nsa``. fla-core itself is not needed. The function
+computes fla-core's definition: a compressed key is the mean of a block of ``block_size`` tokens,
+these blocks do not overlap, and the selection chooses among the same blocks.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def parallel_nsa(
     """NSA by fla-core's definition and names; differentiable in q, k, v and the gates.
 
     The result is selection times g_slc, plus compression times g_cmp, plus the window times g_swa.
-    g_slc None means 1. g_cmp None leaves out compression. A ``window_size`` of 0 leaves out the
-    window, with any g_swa.
+    If g_slc is None, it counts as 1. If g_cmp is None, there is no compression. If ``window_size``
+    is 0, there is no window, whatever g_swa is.
 
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is any
             multiple of H, D and Dv in 16..256.
         g_cmp, g_slc, g_swa: gates [B, T, HQ], of any floating dtype.
-        block_indices: integers [B, T, H, S], counted from the start of the query's sequence; when
+        block_indices: integers [B, T, H, S], counted from the start of the query's sequence. If
             None, the blocks are chosen by the weights of the compressed keys, which needs g_cmp.
         block_counts: without block_indices, how many blocks a query selects, at least three: the
             first, the last two, then blocks by descending weight. Among equal weights, the lowest
@@ -64,7 +64,7 @@ def parallel_nsa(
             or of block_indices, from the front. Without block_indices, the largest count is read on
             the host. A single number does not shorten block_indices.
         block_size: 16, 32, 64 or 128.
-        window_size: keys of the window, the query's own among them; 0: no window.
+        window_size: number of keys in the window, including the query's own; 0: no window.
         scale: positive factor on q.k; 1/sqrt(D) when None.
         cu_seqlens: integers [sequences + 1], of sequences packed in B = 1, or a pair of the same
             tensor.
@@ -87,7 +87,7 @@ def parallel_nsa(
     )
     require(
         block_indices is not None or g_cmp is not None,
-        f"{OP}: give block_indices, or g_cmp: blocks are chosen by the weights of compression",
+        f"{OP}: give block_indices, or g_cmp to choose blocks by the weights of compression",
     )
     _check_slots(q, k, block_indices, block_counts)
     scale = softmax_scale(OP, q, scale)
@@ -140,8 +140,8 @@ def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     check_band(OP, q, k, v)
     require(
         q.shape[1] == k.shape[1] and q.shape[2] >= 1,
-        f"{OP}: {q.shape[1]} queries for {k.shape[1]} keys; where q is the end of a cached "
-        "sequence, use nsa_kernels.decode_step, a token at a time",
+        f"{OP}: {q.shape[1]} queries for {k.shape[1]} keys; if q is the end of a cached sequence, "
+        "use nsa_kernels.nsa_attention, or decode_step for a single token",
     )
 
 
@@ -149,7 +149,7 @@ def _check_gate(name: str, gate: Any, q: torch.Tensor) -> None:
     if gate is None:
         return
     if not isinstance(gate, torch.Tensor) or not gate.is_floating_point():
-        raise TypeError(f"{OP}: {name} must be a tensor of floating point; got {kind(gate)}")
+        raise TypeError(f"{OP}: {name} must be a floating-point tensor; got {kind(gate)}")
     require(
         gate.shape == q.shape[:3] and gate.device == q.device,
         f"{OP}: expected {name} {list(q.shape[:3])} on {q.device}; got {tuple(gate.shape)} on "
@@ -247,7 +247,7 @@ def _choose(
     cu: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return int32 [B, T, H, S], S the largest count: forced blocks first, then by weight."""
+    """Return chosen blocks, int32 [B, T, H, S], forced ones first. S is the largest count."""
     if q.shape[0] * q.shape[1] == 0:
         return torch.empty((*counts.shape, FORCED), dtype=torch.int32, device=q.device)
     slots = max(FORCED, min(int(counts.max()), -(-q.shape[1] // block_size)))

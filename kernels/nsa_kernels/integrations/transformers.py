@@ -27,7 +27,7 @@ from ..launch.checks import require
 from ..launch.mode import Mode, mode
 
 OLDEST = (5, 8)
-"""The first Transformers that asks for masks by lengths and offsets."""
+"""The first version of Transformers that asks for masks by lengths and offsets."""
 NEEDS = (
     "nsa_kernels.integrations.transformers needs Transformers 5.8 or newer: "
     "pip install 'nsa-kernels[transformers]'"
@@ -45,7 +45,7 @@ from transformers.masking_utils import causal_mask_function  # noqa: E402
 NAME = "nsa"
 OP = f'attn_implementation="{NAME}"'
 PADDED = (
-    f"{OP}: padding cannot be masked; give sequences of one length a batch, or pack them with "
+    f"{OP}: padding cannot be masked; give batches of equally long sequences, or pack them with "
     "DataCollatorWithFlattening(return_flash_attn_kwargs=True)"
 )
 NOT_CAUSAL = (
@@ -59,7 +59,7 @@ PACKED = (
 PAGED = ("block_table", "read_index")
 """What Transformers' continuous batching passes besides the tensors."""
 ASCENDS = "_nsa_ascends"
-"""The attribute of position_ids that notes at which version they were read."""
+"""The attribute of position_ids with the tensor's version for which they were checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def settings_of(config: Any) -> Settings:
 
 
 def register() -> None:
-    """Make ``attn_implementation="nsa"`` known to Transformers, attention and masks."""
+    """Register attention and masks for ``attn_implementation="nsa"`` with Transformers."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, causal_mask)
 
@@ -126,8 +126,8 @@ def add_gates(model: nn.Module) -> list[str]:
     """Give each causal attention layer a gate: a linear layer ``nsa_gates`` on its hidden states,
     and a sigmoid (arXiv 2502.11089, section 3.2).
 
-    They begin as the fixed gates of the config, so that adding them changes no output. Their
-    weights are parameters of the model and saved with it, which ``config.nsa["learned"]`` notes.
+    The gates begin as the fixed gates of the config, so adding them changes no output. Their
+    weights are parameters of the model and are saved with it, and ``config.nsa["learned"]`` is set.
     ``from_pretrained`` does not know the gates, and drops their weights. To load them, make a model
     from the config, add gates, then load the state dict.
 
@@ -196,12 +196,12 @@ def _is_of_packed(function: Any) -> bool:
 def _check_when_run(
     mask_function: Any, batch_size: int, length: int, device: torch.device | str
 ) -> torch.Tensor:
-    """Check in a compiled graph that no query sees the token after its own.
+    """Check, in a compiled graph, that no query sees the token after its own.
 
-    The graph has no values, so the check of a function for packed sequences runs with it.
+    A traced graph has no values, so the check becomes a part of the graph and runs with it.
 
     Returns:
-        bool [], whether each query sees the first token, so that sequences are not packed.
+        bool [], whether each query sees the first token, that is, whether nothing is packed.
     """
     batch = torch.arange(batch_size, device=device)[:, None]
     query = torch.arange(length, device=device)[None]
@@ -226,26 +226,24 @@ def causal_mask(
 ) -> torch.Tensor | None:
     """Return the mask of a forward for Transformers: None, since NSA is causal anyway.
 
-    A mask of no elements means that Transformers has detected packed sequences.
-    ``attention_forward`` takes it only with the beginnings of sequences. Under torch.compile, a
-    mask of one element says whether sequences are not packed.
+    An empty mask means that Transformers has detected packed sequences. ``attention_forward`` takes
+    it only with ``cu_seq_lens_q``. Compiled, a mask of one element is True if none are packed.
 
     Raises:
-        ValueError: the batch is padded, for which one value is read from the device. Or the model
-            needs windows, chunks, caches of fixed size, other masks, or blocks whose tokens see
-            each other.
+        ValueError: the batch is padded (one value is read from the device), or the model needs
+            windows, chunks, caches of fixed size, or masks that are not causal.
         RuntimeError: the same for a compiled model, when it runs. On a GPU, an assertion fails.
     """
     compiling = torch.compiler.is_compiling()
     require(
         local_size is None,
         f"{OP}: the model has layers that see a window or chunk of {local_size} tokens; NSA has a "
-        "window of its own, so load a model whose layers all see everything",
+        "window of its own, so load a model whose layers all see all tokens",
     )
     require(
         isinstance(q_offset, int) and kv_offset == 0 and q_offset + q_length == kv_length,
-        f"{OP}: {kv_length} keys are not those up to the last query, as in a StaticCache or a "
-        "prefix; decode with a DynamicCache",
+        f"{OP}: {kv_length} keys are not those up to the last query, as with a StaticCache or a "
+        "prefix; use a DynamicCache",
     )
     if attention_mask is not None:
         require(attention_mask.shape[-1] == kv_length, PADDED)
@@ -291,12 +289,12 @@ def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: 
 
 
 def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
-    """Raises ValueError for positions that begin again, as in packed sequences.
+    """Raise ValueError if positions begin again, as in packed sequences.
 
-    By default, a forward has a cache, and Transformers makes no mask for packed sequences. They
-    would be computed as one sequence. Positions are read from the device once in each forward,
-    whose layers share the tensor, and never in a graph. Positions of images, of three axes, have no
-    order.
+    By default, a forward has a cache. Then Transformers makes no mask for packed sequences, and
+    they would be computed as one sequence. The layers of a forward share the positions, which are
+    read from the device once in each forward, and never in a graph. Positions with three axes, as
+    for images, are not checked.
     """
     if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
         return
@@ -317,17 +315,17 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
     b, hq, t, _ = query.shape
     if hasattr(module, "nsa_gates"):
         values: torch.Tensor | None = module.nsa_gate_values
-        module.nsa_gate_values = None  # the values would keep a graph alive
+        module.nsa_gate_values = None  # otherwise they keep the autograd graph alive
         require(
             values is not None and values.shape == (b, t, hq, 3),
-            f"{OP}: the gates of a layer are weighed by its forward; call the layer itself",
+            f"{OP}: the gates of a layer are computed by its forward; call the layer itself",
         )
         assert values is not None
         return values
     require(
         not settings.learned,
-        f"{OP}: config.nsa says that the gates are learned and this layer has none; make the model "
-        "by from_config, call add_gates(model), then load its state dict",
+        f"{OP}: config.nsa says that the gates are learned, but this layer has none; make the "
+        "model by from_config, call add_gates(model), then load its state dict",
     )
     # Filled on the device, since a CUDA graph cannot capture a copy from the host.
     fixed = torch.stack([query.new_full((), gate) for gate in settings.gates])
@@ -370,7 +368,8 @@ def attention_forward(
         [B, Tq, HQ, Dv], and None for weights.
 
     Raises:
-        TypeError, ValueError: as ``nsa_attention`` and ``decode_step``; what NSA does not compute.
+        TypeError, ValueError: as ``nsa_attention`` and ``decode_step``. Also ValueError for a
+            request that NSA cannot serve, such as dropout.
     """
     _refuse(module, attention_mask, dropout, kwargs)
     query, key, value = _to_one_dtype(query, key, value)
@@ -423,7 +422,7 @@ def _with_backward(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attend with queries after a cache, with a backward: as a prefill, of which the last rows."""
+    """Attend with queries after a cache, with a backward: return the last rows of a prefill."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

@@ -1,1 +1,1 @@
-"""Device code that families share, and all code that depends on the version of Triton."""
+"""Device code that ops share, and all code that depends on the version of Triton."""

@@ -1,6 +1,6 @@
-"""Everything that differs between the Tritons this library supports (3.0 to 3.9).
+"""Everything that differs between the versions of Triton that are supported (3.0 to 3.9).
 
-Kernels import ``triton`` and ``tl`` from here and ask no version questions of their own.
+Kernels import ``triton`` and ``tl`` from here, and do not look at the version themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
 except ImportError:  # Triton < 3.4
     HAS_PDL = False
 else:
-    # The compiler of Triton 3.4 cannot call its own functions for this.
+    # Triton 3.4 has these functions, but its compiler cannot call them.
     HAS_PDL = "_semantic" in inspect.signature(gdc_wait).parameters
 
 __all__ = [
@@ -41,7 +41,7 @@ INTERPRETED: bool = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """True when kernels run in Triton's interpreter, on CPU tensors (fixed when triton is imported)."""
 
 CPU_ALLOWED: bool = INTERPRETED or os.environ.get("NSA_KERNELS_RECORD_ONLY", "0") == "1"
-"""True when launchers take CPU tensors: interpreted, or launches are recorded and not run."""
+"""True if CPU tensors are allowed: kernels are interpreted, or only recorded and not run."""
 
 _TAKES_ANY_ALIGNMENT = "do_not_specialize_on_alignment" in inspect.signature(triton.jit).parameters
 
@@ -49,14 +49,14 @@ _TAKES_ANY_ALIGNMENT = "do_not_specialize_on_alignment" in inspect.signature(tri
 def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
     """Return options with which ``triton.jit`` compiles once for pointers of any alignment.
 
-    They are empty if Triton has no such option. Use them for pointers whose elements are read one
-    by one, where alignment does not help.
+    The options are empty if this version of Triton has none. Use them for pointers whose elements
+    are read one by one, where alignment does not help.
     """
     return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
 
 
-# Defined twice, because in every launch Triton compares each global that a kernel reads with its
-# earlier value, which takes 0.7 us.
+# Defined twice instead of reading INTERPRETED: in every launch, Triton compares each global that a
+# kernel reads with its earlier value, which takes 0.7 us.
 if INTERPRETED:
 
     @triton.jit
@@ -86,7 +86,8 @@ else:
 
 
 # Programmatic dependent launch (sm_90 and later): programs of the next launch may start once all
-# programs of this one have started. An instruction waits for the end and the writes of this one.
+# programs of this launch have called ``start_next_launch``. Before the next launch reads what this
+# launch wrote, it calls ``wait_for_last_launch``.
 if HAS_PDL:
 
     @triton.jit
@@ -97,7 +98,7 @@ if HAS_PDL:
 
     @triton.jit
     def wait_for_last_launch(PDL: tl.constexpr):
-        """Wait until the launch before has ended, and its writes are visible."""
+        """Wait until the previous launch has ended and its writes are visible."""
         if PDL:
             gdc_wait()
 
@@ -105,7 +106,7 @@ else:
 
     @triton.jit
     def start_next_launch(PDL: tl.constexpr):
-        """Do nothing, since this Triton has no dependent launch."""
+        """Do nothing, since this version of Triton has no dependent launches."""
         tl.static_assert(not PDL)
 
     @triton.jit
@@ -123,21 +124,17 @@ def _parse(version: str) -> tuple[int, int, int]:
 TRITON_VERSION: tuple[int, int, int] = _parse(triton.__version__)
 
 HAS_GLUON: bool = (3, 6, 0) <= TRITON_VERSION < (3, 7, 0) and not INTERPRETED
-"""Whether the kernels in Gluon run with this Triton. Gluon, a language of layouts, copies and
-warps, is experimental and changes with each Triton. True only for versions that these kernels were
-tested with. For others, the kernels in Triton are used."""
+"""Whether the kernels in Gluon run with this version of Triton. Gluon is Triton's lower-level
+language, with explicit layouts, copies and warps. It changes with each version, so this is True
+only for versions that these kernels were tested with. Others use the kernels in Triton."""
 
 PIPELINES_GATHERS: bool = TRITON_VERSION >= (3, 2, 0)
-"""Whether a pipelined loop may load addresses, and load from them in the same turn. The compiler of
-3.1 then fails with "operation scheduled before its operands"."""
+"""Whether a pipelined loop may load addresses, and load from them in the same iteration. Triton 3.1
+cannot compile that: "operation scheduled before its operands"."""
 
 
 def check_version() -> None:
-    """Refuse a Triton whose ``tl.dot`` has no ``input_precision``.
-
-    Raises:
-        RuntimeError: Triton is older than 3.0.
-    """
+    """Raise RuntimeError before Triton 3.0, whose ``tl.dot`` has no ``input_precision``."""
     if TRITON_VERSION < (3, 0, 0):
         raise RuntimeError(
             f"nsa_kernels needs Triton 3.0 or newer and found {triton.__version__}; "

@@ -13,6 +13,6 @@ def tokens_of(lengths_ptr, entry, most):
 
 @triton.jit
 def complete_keys(tokens, N, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
-    """Return how many compressed keys the ``tokens`` complete, at most N."""
+    """Return how many compressed keys end within the first ``tokens`` tokens, at most N."""
     behind_first = tl.maximum(tokens, 0) + (STRIDE - BLOCK)
     return tl.minimum(tl.maximum(behind_first, 0) // STRIDE, N)

@@ -19,7 +19,7 @@ def combine_shares(
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Merge the shares of head ``h`` of a row in the order of slots: fp32 [Dv], log2 LSE."""
+    """Merge the shares of head ``h`` of a row. Return the output, fp32 [Dv], and the log2 LSE."""
     cols = tl.arange(0, BLOCK_DV)
     slots = tl.arange(0, BLOCK_S)
     top = float("-inf")
@@ -88,7 +88,7 @@ def merge_kernel(
     PAGED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (ROWS rows, head): merge rows. A row of one share is complete, and is left alone."""
+    """Each program merges ROWS rows of one head. A row with one share is already in ``out``."""
     wait_for_last_launch(PDL)
     h = tl.program_id(1)
     if TABLE:
@@ -140,7 +140,7 @@ def merge_kernel(
 
 @triton.jit
 def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
-    """Program (elements of dk, then of dv): add up their shares, in order."""
+    """Each program adds up the shares of TILE elements of dk and dv, in order."""
     offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = offset < share_stride
     total = tl.zeros([TILE], dtype=tl.float32)

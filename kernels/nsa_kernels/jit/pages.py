@@ -34,10 +34,10 @@ def attend_paged_tile(
     PAGE: tl.constexpr,
     LATE: tl.constexpr,
 ):
-    """``attend_tile`` of the keys ``key`` (int32) of an entry, whose page i is ``table[i]``.
+    """``attend_tile`` for keys at positions ``key`` (int32) of an entry. Its page i is table[i].
 
-    Keys of a page outside 0 .. n_pages - 1 are absent: they are not read, and have no weight. A row
-    of only absent keys ends with a maximum of NOT_THERE and the values 0.
+    Keys of a page outside 0 .. n_pages - 1 are absent: they are not read, and have no weight. If
+    all keys of a row are absent, its maximum is NOT_THERE and its output is 0.
     """
     page = tl.load(table + (key // PAGE), mask=valid, other=-1)
     there = (page >= 0) & (page < n_pages)
@@ -50,6 +50,6 @@ def attend_paged_tile(
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(late(q, now, LATE), tl.trans(k), s) * scale_log2
     s = tl.where(there[None, :], s, NOT_THERE)
-    # Slots after the last key have no weight, even if all keys are absent.
+    # Lanes past the last key have no weight, even if all keys are absent.
     s = tl.where(valid[None, :], s, float("-inf"))
     return softmax_update(s, v, row_max, sums, acc)

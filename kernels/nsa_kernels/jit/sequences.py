@@ -1,4 +1,4 @@
-"""Search for the packed sequence of a token."""
+"""Find the packed sequence that a token belongs to."""
 
 from __future__ import annotations
 

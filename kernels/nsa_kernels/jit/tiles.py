@@ -1,4 +1,4 @@
-"""Device functions that forward kernels share: tile load, softmax steps, the end of a row.
+"""Device functions that forward kernels share: load a tile, update a softmax, store a row.
 
 Logits are in the log2 domain (scaled by ``sm_scale * log2(e)``) so that ``exp2`` can be used; the
 LSE that leaves a kernel is the natural logarithm.
@@ -60,8 +60,8 @@ def softmax_step(
 def softmax_update(s, v, row_max, sums, acc):
     """Update an online softmax with log2 logits ``s``, -inf for invalid keys, and values ``v``.
 
-    ``sums`` [heads, keys of a tile] is summed over its keys only at the end: a sum over the tile
-    would cost a barrier of all warps in every step.
+    ``sums`` is [heads, keys of a tile]. It is added up over its keys only after the last tile,
+    since that sum takes a barrier of all warps.
     """
     new_max = tl.maximum(row_max, tl.max(s, 1))
     p = tl.exp2(s - new_max[:, None])
@@ -84,8 +84,8 @@ def base_2(x):
 
 @triton.jit
 def normalised(acc, row_sum, some):
-    """Divide the sums of values by the sums of weights. Return the quotients and the divisors; for
-    rows without ``some`` key, ``acc`` and 1."""
+    """Divide ``acc``, the weighted sums of values, by the sums of weights. Return the quotients and
+    the divisors. Rows that see no key (not ``some``) are divided by 1."""
     divisor = tl.where(some, row_sum, 1.0)
     return acc / divisor[:, None], divisor
 
@@ -93,18 +93,18 @@ def normalised(acc, row_sum, some):
 @triton.jit
 def log_sum_exp(row_max, divisor, some):
     """Return the natural LSE of weights that sum to ``divisor`` relative to exp2(``row_max``), or
-    -inf for rows without ``some`` key. It is not a part of ``normalised``, so that it takes no
-    registers until the values are stored."""
+    -inf for rows that see no key (not ``some``). It is not a part of ``normalised``, so that the
+    LSE takes no registers until the values are stored."""
     return tl.where(some, natural(row_max + tl.log2(divisor)), float("-inf"))
 
 
 @triton.jit
 def late(q, now, LATE: tl.constexpr):
-    """Return ``q``. If LATE, it depends on a condition that always holds, unknown to the compiler.
+    """Return ``q``. If LATE, it depends on ``now``, which is always true, unknown to the compiler.
 
-    Without it, q is staged in shared memory before the loop, and the first keys are loaded only
-    after q has arrived. That is a round trip to memory, which matters if programs are few. With it,
-    q is staged again for every tile, which matters if programs are many.
+    Without LATE, q is staged in shared memory before the loop, and the first keys are loaded only
+    after q has arrived. That is a round trip to memory, which matters if programs are few. With
+    LATE, q is staged again for every tile, which matters if programs are many.
     """
     if LATE:
         q = tl.where(now, q, tl.zeros_like(q))
@@ -134,7 +134,7 @@ def attend_tile(
 ):
     """Load the keys and values at ``offset`` (int64) and take one softmax step with them.
 
-    ``now`` is a condition that holds, for ``late``. Without MASKED, all of ``offset`` are valid.
+    ``now`` is always true (``late``). If not MASKED, all keys at ``offset`` are valid.
     """
     k = load_tile(k_base, offset, k_sl, valid, D, BLOCK_D, MASKED)
     v = load_tile(v_base, offset, v_sl, valid, DV, BLOCK_DV, MASKED)
@@ -201,7 +201,7 @@ def store_row(
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Write a whole row at ``out_ptr``, ``lse_ptr``; no key at all gives out = 0, lse = -inf."""
+    """Store a whole row at ``out_ptr``, ``lse_ptr``. If it sees no key, out = 0 and lse = -inf."""
     cols = tl.arange(0, BLOCK_DV)
     heads = first_head + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
@@ -230,7 +230,7 @@ def store_share(
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Store the share of a row, at least one key, in ``slot`` (int64) of the workspace.
+    """Store a share (at least one key) of a row in ``slot`` (int64) of the workspace.
 
     ``part_ptr`` fp32 [slots, H, DV], normalised; ``plse_ptr`` fp32 [slots, H], log2.
     """

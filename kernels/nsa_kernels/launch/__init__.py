@@ -1,10 +1,10 @@
-"""Shared by all launches: argument checks, device limits, tiles, merging, and repeated calls.
+"""What all launches share: argument checks, device limits, tiles, merging, and replays of calls.
 
-Arguments of a kernel come in one order: pointers, the strides of the tensors behind them
-(``sizes.strides``), other numbers. These are positional; constants and options are keywords:
+Every kernel takes its arguments in one order: pointers, the strides of their tensors
+(``sizes.strides``), other numbers. These are positional. Constants and options are keywords:
 
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kernel[grid](q, k, out, *strides(q, k), *(t, n, scale), BLOCK=64, num_warps=4)
 
-``replay.replayed`` decorates functions that only launch kernels.
+``replay.replayed`` decorates functions that only launch kernels, to make later calls cheaper.
 """

@@ -1,4 +1,4 @@
-"""Checks of arguments, shared by the families. Nothing here waits for the GPU."""
+"""Argument checks that all ops share. No check waits for the GPU."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 MIN_DIM, MAX_DIM = 16, 256
 MAX_HEADS = (1 << 15) - 1
-"""The most heads. The second axis of a CUDA grid takes 65,535 programs, and some launches need one
-for each head of keys and of values."""
+"""The most heads. The second axis of a CUDA grid takes 65,535 programs, and some launches need two
+for each head, for its keys and its values."""
 MAX_TOKENS = 1 << 30
 """The most tokens, so that sums of positions in kernels fit in int32."""
 MAX_BLOCKS = 1 << 16
@@ -49,11 +49,7 @@ def check_whole(op: str, name: str, value: Any, least: int, most: int | None = N
 
 
 def softmax_scale(op: str, q: torch.Tensor, sm_scale: float | None) -> float:
-    """Return the factor on q.k: ``sm_scale``, or 1/sqrt(D).
-
-    Raises:
-        ValueError: a scale that is not a positive, finite number; a q without a head dim.
-    """
+    """Return the factor on q.k: ``sm_scale``, or 1/sqrt(D). Raise ValueError for a wrong one."""
     if sm_scale is None:
         if q.dim() == 0 or q.shape[-1] == 0:
             raise ValueError(f"{op}: expected q with a head dim; got {tuple(q.shape)}")
@@ -74,7 +70,7 @@ def check_scale(op: str, sm_scale: Any) -> None:
 
 
 def check_transforms(op: str, *inputs: torch.Tensor) -> None:
-    """Raises RuntimeError for tensors of torch.func's grad, vmap, jvp and others."""
+    """Raise RuntimeError if torch.func (grad, vmap, jvp, ...) transforms one of the inputs."""
     if torch._C._are_functorch_transforms_active() and any(
         torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs
     ):
@@ -85,15 +81,15 @@ def check_transforms(op: str, *inputs: torch.Tensor) -> None:
 
 
 def check_first_derivative(op: str) -> None:
-    """Raises RuntimeError in a backward that is to be differentiated itself."""
-    if torch.is_grad_enabled():  # create_graph=True: autograd would take the result for a constant
+    """Raise RuntimeError if a backward is called with ``create_graph=True``."""
+    if torch.is_grad_enabled():  # autograd would take the result for a constant
         raise RuntimeError(
             f"{op}: has no second derivative; take its gradient without create_graph"
         )
 
 
 def check_device(op: str, x: torch.Tensor) -> None:
-    """Raises ValueError for a tensor where no kernel can run."""
+    """Raise ValueError if no kernel can run on the device of ``x``."""
     device = x.device.type
     if device != "cuda" and not (CPU_ALLOWED and device == "cpu"):
         raise ValueError(
@@ -103,7 +99,7 @@ def check_device(op: str, x: torch.Tensor) -> None:
 
 
 def check_no_backward(op: str, *inputs: torch.Tensor) -> None:
-    """Raises ValueError where autograd expects a gradient that the op does not have."""
+    """Raise ValueError if autograd wants a gradient. For ops without a backward."""
     if torch.is_grad_enabled():
         for x in inputs:
             if x.requires_grad:
@@ -114,11 +110,10 @@ def check_no_backward(op: str, *inputs: torch.Tensor) -> None:
 
 
 def check_no_config(op: str, config: object) -> None:
-    """Raises ValueError for a given config if an operator is needed, which cannot take it."""
+    """Raise ValueError if a config is given. For calls by an operator, which cannot take one."""
     require(
         config is None,
-        f"{op}: a given config has no backward and no operator; leave it out under torch.compile "
-        "and where a gradient is wanted",
+        f"{op}: leave config out under torch.compile and if an input requires a gradient",
     )
 
 
@@ -134,10 +129,10 @@ def check_qkv(
     ``dtypes`` may include dtypes that no kernel takes. For these, any device is allowed.
 
     Raises:
-        TypeError: a dtype that is not among ``dtypes``, or a mix of them.
-        RuntimeError: tensors of a transform of torch.func.
-        ValueError: tensors without a dimension, on different or unusable devices, head dims outside
-            16..256.
+        TypeError: a dtype that is not among ``dtypes``, or dtypes that differ.
+        RuntimeError: torch.func transforms an input.
+        ValueError: no dimension, devices that differ or run no kernels, head dims that differ or
+            are outside 16..256, or more than MAX_HEADS heads.
     """
     check_transforms(op, q, k, v)
     if not (q.dim() and k.dim() and v.dim()):
@@ -172,7 +167,7 @@ def check_lengths(op: str, name: str, lengths: Any, like: torch.Tensor) -> None:
         raise TypeError(f"{op}: {name} must be an int32 tensor; got {kind(lengths)}")
     require(
         lengths.shape == like.shape[:1] and lengths.device == like.device,
-        f"{op}: {name} must be [{like.shape[0]}], one number an entry of the batch, on "
+        f"{op}: {name} must be [{like.shape[0]}], one number for each entry of the batch, on "
         f"{like.device}; got {list(lengths.shape)} on {lengths.device}",
     )
 
@@ -186,20 +181,20 @@ def check_block_table(
         raise TypeError(f"{op}: block_table must be an int32 tensor; got {kind(block_table)}")
     require(
         cache_seqlens is not None,
-        f"{op}: a block_table goes with cache_seqlens, the tokens of each entry",
+        f"{op}: a block_table needs cache_seqlens, the number of tokens of each entry",
     )
     require(
         block_table.dim() == 2
         and block_table.shape[0] == like.shape[0]
         and block_table.shape[1] >= 1
         and block_table.device == like.device,
-        f"{op}: block_table must be [{like.shape[0]}, pages of an entry], on {like.device}; got "
+        f"{op}: block_table must be [{like.shape[0]}, pages per entry], on {like.device}; got "
         f"{list(block_table.shape)} on {block_table.device}",
     )
 
 
 def check_room(op: str, tokens: int) -> None:
-    """Raises ValueError unless kernels can count the tokens of a cache."""
+    """Raise ValueError unless kernels can count ``tokens``, the room of a cache."""
     require(
         1 <= tokens < MAX_TOKENS,
         f"{op}: a cache has room for 1 to {MAX_TOKENS - 1} tokens; got {tokens}",

@@ -1,4 +1,4 @@
-"""Fill memory with zeros by a launch, so that calls can be replayed."""
+"""Fill memory with zeros by a kernel, since ``replay`` cannot repeat what torch launches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..jit.clear import clear_kernel
 from .sizes import cdiv
 
 ELEMENTS = 4096
-"""Elements of one program."""
+"""Elements that one program fills."""
 
 
 def clear(x: torch.Tensor) -> None:

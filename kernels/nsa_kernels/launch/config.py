@@ -1,8 +1,8 @@
-"""Launch configurations: a pure function of (device, shape class), never of a measurement.
+"""Choose launch configurations by the device and the shape class, without a measurement.
 
-Rules replace run-time autotuning. So the first call needs no trials, and two runs on one GPU agree
-bit for bit. Sweeps with an H200 gave the rules (notes/rows.md). For other devices, they use the
-device's numbers of multiprocessors and bytes of shared memory. Tiles from a file that
+Rules replace autotuning at run time. So the first call needs no trials, and two runs on one GPU
+agree bit for bit. The rules come from sweeps on an H200 (notes/rows.md). They adapt to other
+devices by the number of multiprocessors and the bytes of shared memory. Tiles from a file that
 ``python -m nsa_kernels.tune`` wrote have precedence over the rules.
 """
 
@@ -24,10 +24,10 @@ class Config:
     """How one kernel is launched.
 
     A tile has ``block_h`` heads and ``block_l`` keys. ``splits`` programs share a row, and each
-    takes ``chunk`` keys (0: the kernel derives the number on the device). ``head_tiles`` programs
-    cover H. In ``selection_varlen``, ``splits`` is 1 if no row is shared, and 0 with work items of
-    ``chunk`` keys. ``late`` loads the first keys before q has arrived (``tiles.late``). ``tuned``:
-    the tile is the one for ``shape_class`` in the file that ``nsa_kernels.tune`` wrote.
+    takes ``chunk`` keys (0: the kernel computes the number on the device). ``head_tiles`` programs
+    cover all heads. ``selection_varlen`` sets ``splits`` to 1 if no row is split, and to 0 if rows
+    are split into work items of ``chunk`` keys. ``late``: load the first keys before q has arrived
+    (``jit.tiles.late``). ``tuned``: the tile is from the file that ``nsa_kernels.tune`` wrote.
     """
 
     block_h: int
@@ -43,27 +43,27 @@ class Config:
 
 
 def check_heads(op: str, config: Config, h: int) -> None:
-    """Raises ValueError for a given config that leaves out some of ``h`` heads."""
+    """Raise ValueError if a given config does not cover all ``h`` heads."""
     require(
         config.head_tiles * config.block_h >= h,
-        f"{op}: the config is one for up to {config.head_tiles * config.block_h} heads, "
-        f"q has {h}; take chosen_config of these tensors, or leave it out",
+        f"{op}: config covers {config.head_tiles * config.block_h} heads, but q has {h}; "
+        "get it from chosen_config with these tensors, or leave it out",
     )
 
 
 def check_chunks(op: str, splits: int, chunk: int, tile: int, length: int) -> None:
-    """Raises ValueError for given shares of a row that leave out or repeat some of its keys."""
+    """Raise ValueError if the given shares of a row leave out or repeat some of its keys."""
     require(
         chunk >= tile > 0 and chunk % tile == 0 and splits == max(cdiv(length, chunk), 1),
-        f"{op}: {splits} shares of {chunk} keys, in tiles of {tile}, are not for rows of {length} "
-        "keys; choose config or plan from these tensors, or leave it out",
+        f"{op}: {splits} shares of {chunk} keys, in tiles of {tile}, do not cover rows of {length} "
+        "keys; make config or plan from these tensors, or leave it out",
     )
 
 
 def shared_estimate(
     block_h: int, block_l: int, block_d: int, block_dv: int, itemsize: int, stages: int
 ) -> int:
-    """Return an upper estimate of a program's shared memory in bytes: stages of K and V, q, p."""
+    """Return an upper bound of a program's shared memory in bytes: staged K and V, q, p, output."""
     tile = block_l * (block_d + block_dv) * itemsize
     return tile * max(stages, 1) + block_h * (block_d + block_l + block_dv) * max(itemsize, 4)
 
@@ -81,7 +81,7 @@ def fit_tile(
     if block_h > 16:
         warps = max(warps, 4)
     if itemsize == 4:
-        # IEEE fp32 products run on the plain cores with whole operands in registers.
+        # IEEE fp32 products run on CUDA cores, with whole operands in registers.
         block_h, block_l, warps, stages = 16, min(block_l, 32), 4, min(stages, 2)
     while (
         shared_estimate(block_h, block_l, block_d, block_dv, itemsize, stages) > device.shared_bytes
@@ -98,18 +98,18 @@ def fit_tile(
 
 
 RULE = "rule"
-"""Choose the tile of the rule, and not a tuned tile."""
+"""Stands for the tile of the rule, even if there is a tuned tile."""
 Given = Tile | Literal["rule"] | None
-"""A tile, or RULE. None: the tuned tile, or without one the tile of the rule."""
+"""A tile, or RULE. None: the tuned tile if there is one, else the tile of the rule."""
 
 
 def crowd_of(programs: int, processors: int) -> str:
-    """Name the number of programs for each multiprocessor: some (up to four), or many."""
+    """Return "some" for up to four programs per multiprocessor, else "many"."""
     return "some" if programs <= 4 * processors else "many"
 
 
 def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
-    """Return the name of a shape class, which decides the tile. ``length``: keys of a program."""
+    """Return the name of a shape class. Its shapes share a tile. ``length``: keys of a program."""
     reach = min(max(next_power_of_2(length), 64), 2048)
     return f"{op}-{crowd}-{'narrow' if narrow else 'wide'}-{reach}"
 

@@ -1,4 +1,4 @@
-"""Limits and features of a GPU, and launches on the GPU of their tensors."""
+"""Limits and features of a GPU, and a decorator that launches on the GPU of the tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU_LIMITS = Device(processors=4, shared_bytes=99 * 1024)
 
 @functools.lru_cache(maxsize=64)
 def device_limits(device: torch.device) -> Device:
-    """Return the limits of a device. The interpreter (CPU) has small limits."""
+    """Return the limits of a device. For a CPU, where kernels are interpreted, they are small."""
     if device.type != "cuda":
         return CPU_LIMITS
     props = torch.cuda.get_device_properties(device)
@@ -40,31 +40,31 @@ def device_limits(device: torch.device) -> Device:
 
 @functools.lru_cache(maxsize=64)
 def dependent_launch(device: torch.device) -> bool:
-    """Return whether a launch can start its programs before the one it depends on ends."""
+    """Return whether a launch can begin before the launch it depends on ends (``jit.compat``)."""
     return HAS_PDL and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.lru_cache(maxsize=64)
 def runs_gluon(device: torch.device) -> bool:
-    """Return whether the device runs the kernels in Gluon, which are for Hopper. Otherwise their
+    """Return whether the device runs the kernels in Gluon, which are for Hopper. If not, their
     modules must not be imported."""
     there = HAS_GLUON and device.type == "cuda"
     return there and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def launch_options(pdl: bool) -> dict[str, bool]:
-    """Return the options of a dependent launch. Old Tritons reject the option itself."""
+    """Return the options of a dependent launch. Old versions of Triton reject the option."""
     return {"launch_pdl": True} if pdl else {}
 
 
 def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that launches kernels: the device of its first argument becomes the
-    current one, and negative views become copies.
+    """Decorate a function that launches kernels: make the device of its first argument the current
+    one, and pass each argument through ``normalised``.
 
     Triton launches on the current device and its stream, wherever the tensors are.
 
     Raises:
-        RuntimeError: Triton cannot compile or launch a kernel. Its own error is the cause.
+        RuntimeError: Triton cannot compile or launch a kernel. ``__cause__`` is Triton's error.
     """
     first = launch.__code__.co_varnames[0]
 
@@ -87,8 +87,7 @@ def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
 
 
 def _is_raised_by_triton(error: Exception) -> bool:
-    """Return whether the error, of any class, comes from Triton's code. Torch's errors of missing
-    memory do not count."""
+    """Return whether an error comes from Triton's code. Torch's out-of-memory error does not."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return False
     trace = error.__traceback__
@@ -106,7 +105,8 @@ def _describe_failure(name: str, index: int, error: Exception) -> str:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return (
         f"{name}: Triton {triton.__version__} cannot run a kernel on {device}: {reason}. The "
-        "kernels need compute capability 8.0; if the GPU has it, report this text and the shapes."
+        "kernels need compute capability 8.0 or higher; if the GPU has it, report this message and "
+        "the shapes of the tensors."
     )
 
 

@@ -1,4 +1,4 @@
-"""Empty results of operators, for tracing without data."""
+"""Make empty results of operators, for tracing without data."""
 
 from __future__ import annotations
 

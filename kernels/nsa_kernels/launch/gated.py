@@ -1,4 +1,4 @@
-"""Arguments for the backward of a branch of a gated sum."""
+"""Inputs that the backward of a branch takes if the branch is part of a gated sum."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What the backward of a branch needs from a gated sum, besides the sum's gradient.
+    """Inputs of the backward of one branch, besides the gradient of the gated sum.
 
-    - ``gate`` float32: the factor of the branch, in the layout of the branch's LSE;
-    - ``rest`` float32: the gate's gradient in this layout, the sum over Dv of output times
-    gradient;
-    - ``dq``, contiguous: this branch adds its dq to it. None: this branch is the first.
+    - ``gate``, float32: the branch's factor in the sum, in the layout of the branch's LSE.
+    - ``rest``, float32, in the layout of ``gate``: the gradient of the gate. It is the sum over Dv
+    of the branch's output times the gradient of the gated sum.
+    - ``dq``, contiguous: the branch adds its own dq to this tensor. None for the first branch.
     """
 
     gate: torch.Tensor

@@ -12,10 +12,10 @@ _WITH_VALUES = frozenset((torch.Tensor, torch.nn.Parameter))
 class Mode(enum.Enum):
     """How a call is made, which decides what it may do.
 
-    - EAGER: anything. Launchers are called directly, since torch's dispatcher is slower than they.
-    - CAPTURED: only launches. Nothing may wait for the device.
-    - TRACED: a call must be an operator. The tensors have no values, Dynamo reads the code, or a
-      dispatch mode watches the operators (make_fx, FlopCounterMode).
+    - EAGER: everything is allowed. Launches do not go through torch's dispatcher, which is slow.
+    - CAPTURED: only launches are allowed. Nothing may wait for the device.
+    - TRACED: the call must be one operator of torch, because the tensors have no values, Dynamo
+    reads the code, or a dispatch mode (make_fx, FlopCounterMode) watches the operators.
     """
 
     EAGER = "eager"
@@ -24,7 +24,7 @@ class Mode(enum.Enum):
 
 
 def traced(x: torch.Tensor) -> bool:
-    """Return whether ``mode(x)`` is TRACED. It takes 0.1 us, as it ignores captures."""
+    """Return whether ``mode(x)`` is TRACED. This takes 0.1 us, since captures are not looked up."""
     return (
         type(x) not in _WITH_VALUES
         or torch.compiler.is_dynamo_compiling()

@@ -1,4 +1,4 @@
-"""Custom operators of torch, each of which is one call for a tracer."""
+"""Make custom operators of torch. A tracer sees each of them as one call."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .mode import traced
 
 
 def operator(name: str, call: Callable[..., Any] | None = None) -> Any:
-    """Make a ``torch.library.custom_op`` of a call that writes to none of its arguments. Without
-    the call, return a decorator.
+    """Make a ``torch.library.custom_op`` of ``call``, which writes to none of its arguments.
+    Without ``call``, return a decorator.
 
     The annotations become the schema. They are resolved here, because torch 2.4 does not read
     annotations that are strings.
@@ -28,15 +28,15 @@ def operator(name: str, call: Callable[..., Any] | None = None) -> Any:
 
 
 class Differentiable:
-    """A launch with a backward: an operator for a tracer, a function of autograd in eager mode.
+    """A launch with a backward: an operator if traced, an autograd function in eager mode.
 
     Args:
-        name: of the operator; ``NAME_backward`` is the other one.
+        name: of the operator. The operator of its backward is ``NAME_backward``.
         launch, backward: functions of tensors and numbers, which return a tensor or a tuple.
         keep: keep(ctx, inputs, output) saves what the backward needs.
         differentiate: differentiate(ctx, backward, *gradients) returns the gradients of all inputs.
-            It calls the backward that it is given.
-        fakes: what the launch and its backward return, for tracing without data.
+            It calls ``backward``, which is the function or its operator.
+        fakes: two functions that make empty results of the launch and of its backward.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Differentiable:
         self.eager = Eager.apply
 
     def __call__(self, *arguments: Any) -> Any:
-        """Make the call by the operator, by autograd, or as launches alone."""
+        """Call the operator if traced, the autograd function for a gradient, else the launch."""
         if traced(arguments[0]):
             return self.operator(*arguments)
-        # The launch refuses tensors of torch.func, with a message that says what to do.
+        # For torch.func, call the launch: it raises an error that says what to do.
         if wants_gradient(*arguments) and not torch._C._are_functorch_transforms_active():
             return self.eager(*arguments)
         return self.launch(*arguments)
 
 
 def wants_gradient(*arguments: Any) -> bool:
-    """Return whether autograd is on and one of the tensors among the arguments requires one."""
+    """Return whether autograd is on, and a tensor among the arguments requires a gradient."""
     return torch.is_grad_enabled() and any(
         x.requires_grad for x in arguments if isinstance(x, torch.Tensor)
     )

@@ -7,16 +7,17 @@
         kernel[grid](q, k, v, out, ...)
         return out
 
-The decorator saves host time and changes nothing else. A function under it may read the shapes,
-strides, dtypes, devices and alignment of its tensors, but not their values. These and its other
-arguments are the signature of a call. The first call of a signature runs plainly, the second is
-recorded, and later ones are replayed: they allocate the results and one workspace, and call the
-compiled kernels.
+The decorator saves host time and changes nothing else. A decorated function may read the shapes,
+strides, dtypes, devices and alignment of its tensors, but not their values. These properties and
+the other arguments are the signature of a call. The first call of a signature runs as usual, the
+second is recorded, and later ones are replayed: a replay allocates the results and one workspace,
+and calls the compiled kernels.
 
-A call always runs plainly if a gradient is wanted, if a profiler or a hook watches launches, or if
-torch.func transforms it. So does a call with an argument that is not a plain tensor, a number or
-None. So does a call that does more than launch kernels on its arguments and on memory from
-``torch.empty``.
+A call is never replayed
+
+- if a gradient is wanted, a profiler or hook watches launches, or torch.func transforms the call;
+- if an argument is not a plain tensor, a number or None;
+- if it does more than launch kernels on its arguments and on memory from ``torch.empty``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 VARIABLE = "NSA_KERNELS_LAUNCH"
-"""Set to ``triton``, it turns replaying off."""
+"""The environment variable which, set to ``triton``, turns replays off."""
 ENABLED: bool = os.environ.get(VARIABLE) != "triton" and (
     INTERPRETED
     or (
@@ -59,13 +60,13 @@ ENABLED: bool = os.environ.get(VARIABLE) != "triton" and (
 TAKES_CONSTANTS: bool = TRITON_VERSION >= (3, 3, 0)
 """Whether compiled kernels also take their constants as arguments."""
 MOST_PROGRAMS = 1024
-"""Programs that a function keeps before it drops the oldest."""
+"""How many recorded programs are kept for a function. Then the oldest is dropped."""
 MOST_SEEN = 256
-"""Signatures without a program that a function keeps before it drops the oldest."""
+"""How many signatures of first calls are kept for a function. Then the oldest is dropped."""
 MOST_DESCRIPTORS = 256
 """Descriptors that are kept for each tensor of a launch."""
 DESCRIPTION = frozenset(("swizzle", "elem_size", "elem_type", "block_size"))
-"""What Triton must provide, so that a descriptor can be made without its launcher."""
+"""Keys of Triton's metadata that are needed to make a descriptor without Triton's launcher."""
 ALIGNMENT = 256
 """Bytes to which the parts of a workspace are aligned."""
 
@@ -77,8 +78,8 @@ _recording = threading.Lock()
 
 
 def undisturbed() -> bool:
-    """Return whether no profiler hook is set, and neither a debug build, nor instrumentation, nor
-    another ``JITFunction.run`` is in use."""
+    """Return False if a profiler hook is set, if debugging or instrumentation is on, or if
+    ``JITFunction.run`` was replaced."""
     if JITFunction.run is not _run:
         return False
     if TRITON_VERSION < (3, 4, 0):
@@ -86,7 +87,7 @@ def undisturbed() -> bool:
         return hooks is None and os.environ.get("TRITON_DEBUG", "0") != "1"
     runtime = triton.knobs.runtime
     return not (
-        # From Triton 3.5 a chain of hooks, which may be empty; before, one hook or None.
+        # From Triton 3.5, this is a chain of hooks, which may be empty. Before, one hook or None.
         getattr(runtime.launch_enter_hook, "calls", runtime.launch_enter_hook)
         or getattr(runtime.launch_exit_hook, "calls", runtime.launch_exit_hook)
         or runtime.debug
@@ -98,7 +99,7 @@ def undisturbed() -> bool:
 def replayed(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function of tensors and numbers that returns a tensor or a tuple of them.
 
-    It runs on the device of its first tensor.
+    The function runs on the device of its first tensor.
     """
     plain = on_its_device(function)
     if not ENABLED:
@@ -129,11 +130,11 @@ def replayed(function: Callable[P, T]) -> Callable[P, T]:
                 if device == -2:
                     device = index
             elif kind in _PLAIN:
-                key.append(kind)  # 1, 1.0 and True are equal
+                key.append(kind)  # since 1 == 1.0 == True
                 key.append(x)
             else:
                 return plain(*args, **kwargs)
-        # Torch allocates at multiples of 512 bytes, so most calls are aligned.
+        # Torch allocates at multiples of 512 bytes, so the tensors of most calls are aligned.
         key.append(None if low & 15 == 0 else tuple([x & 15 for x in addresses]))
         signature = tuple(key)
         program = programs.get(signature)
@@ -189,7 +190,7 @@ class Place(NamedTuple):
         return self.offset == 0 and extent * self.dtype.itemsize == room
 
     def view(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return the tensor at this place in the memory that begins where ``memory`` does."""
+        """Return the tensor at this place, in the memory that begins where ``memory`` begins."""
         if memory.dtype != self.dtype:
             memory = memory.view(self.dtype)
         offset = memory.storage_offset() + self.offset // self.dtype.itemsize
@@ -205,7 +206,7 @@ class Memory(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch; its arguments are ``places``, which are tensors, and ``others``."""
+    """A launch. ``places`` are its tensor arguments, ``others`` its other arguments."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -215,15 +216,15 @@ class Launch(NamedTuple):
 
 
 class Recorder:
-    """The allocations and launches of a call, noted while ``noting`` is entered."""
+    """The allocations and launches of a call, noted inside ``with recorder.noting()``."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        """``inputs``: no two of one storage, alive until the call ends."""
+        """``inputs`` must have different storages, and live until the call ends."""
         self.memories: list[Memory] = []
         self.launches: list[Launch] = []
         self.is_complete = True
         self._numbers: dict[int, int] = {}
-        # A weak reference keeps the number of a freed storage from being given to another one.
+        # As long as a weak reference exists, no new storage gets the address of a freed one.
         self._names: list[StorageWeakRef] = []
         self._thread = threading.get_ident()
         for x in inputs:
@@ -239,8 +240,8 @@ class Recorder:
     def place(self, x: torch.Tensor) -> Place:
         """Return where a tensor is.
 
-        The recording is incomplete if the call did not allocate its memory, as with a copy by
-        torch, or if torch has written to it.
+        The recording becomes incomplete if the memory is neither an input nor a noted allocation
+        (such as a copy that torch made), or if torch has written to it.
         """
         memory = self._numbers.get(x.untyped_storage()._cdata)
         if memory is None or (memory >= self.inputs and x._version > 0):
@@ -312,7 +313,7 @@ class Recorder:
 
 
 def record(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Program | None]:
-    """Return the results of a call, and a program that repeats it, or None if it cannot be."""
+    """Return the results of a call, and a program that repeats it (None if that is impossible)."""
     storages: set[int] = set()
     own: list[Any] = []
     for x in args:
@@ -324,7 +325,7 @@ def record(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Pr
         else:
             own.append(x)
     recorder = Recorder([x for x in own if isinstance(x, torch.Tensor)])
-    # Tensors of inference mode have no version counter.
+    # Tensors of inference mode have no version counter, which ``place`` reads.
     with torch.inference_mode(False), torch.no_grad(), recorder.noting():
         result = function(*own)
     several = isinstance(result, tuple)
@@ -349,7 +350,7 @@ def _rewrap(x: torch.Tensor) -> torch.Tensor:
 
 
 def _is_callable(launch: Launch) -> bool:
-    """Return whether ``Program`` can call what this Triton compiled, and make its descriptors."""
+    """Return whether ``Program`` can call the compiled kernel, and make its descriptors."""
     from triton.backends.nvidia.driver import CudaLauncher
 
     compiled = launch.compiled
@@ -360,7 +361,7 @@ def _is_callable(launch: Launch) -> bool:
 
 
 def _can_describe(compiled: Any, count: int) -> bool:
-    """Return whether this Triton makes descriptors on the host from what is used here."""
+    """Return whether this version of Triton has all that ``_descriptor_maker`` uses."""
     from triton.backends.nvidia import driver
 
     kinds = getattr(compiled.metadata, "tensordesc_meta", None) or []
@@ -375,7 +376,7 @@ def _can_describe(compiled: Any, count: int) -> bool:
 
 
 class Program:
-    """The launches of a call, on any inputs of its signature."""
+    """A recorded call, which can be repeated on any inputs of its signature."""
 
     def __init__(self, recorder: Recorder, returned: list[Place], several: bool) -> None:
         self._several = several
@@ -416,14 +417,15 @@ class Program:
             partial(torch.empty_strided, size, stride, dtype=dtype, device=device)
             for size, stride, dtype in layouts
         ]
-        # What launches take: addresses of memories, addresses within them, other values.
+        # Launches take their arguments from a list: starts of memories, addresses
+        # within them, other values.
         self._inner: dict[tuple[int, int], int] = {}
         first = inputs + len(self._rooms)
         for launch in self.launches:
             for x in launch.places.values():
                 if x.offset:
                     self._inner.setdefault((x.memory, x.offset), first + len(self._inner))
-        # These lists belong to Triton, which adds later hooks to them.
+        # These lists are Triton's own, so hooks that are added later appear in them.
         self._hooks = [getattr(x.kernel, "pre_run_hooks", ()) for x in self.launches]
         self._constants: list[Any] = []
         self._calls = [] if INTERPRETED else [self._prepare(x) for x in self.launches]
@@ -459,8 +461,8 @@ class Program:
             x.kernel[x.grid](**tensors, **x.others)
 
     def _prepare(self, launch: Launch) -> tuple[Any, ...]:
-        """Return what ``JITFunction.run`` calls in the end: the launcher, its grid, what follows
-        the stream, and a function that picks the arguments of the kernel from all values."""
+        """Return what ``JITFunction.run`` calls in the end: the launcher, its grid, the arguments
+        after the stream, and a function that picks the kernel's arguments from all values."""
         kernel, grid, places, others, compiled = launch
         arguments: dict[str, Any] = places | others
         given = [
@@ -486,12 +488,12 @@ class Program:
                 else None
                 for x in given
             ]
-            # Triton wraps its launcher in a function that makes all descriptors again.
+            # Triton wraps its launcher in a function that makes all descriptors again in each call.
             inner = inspect.getclosurevars(run.launch).nonlocals["launcher"]
             run = copy.copy(run)
             run.launch = inner
             pick = partial(_pick_described, pick, makers)
-        # No metadata for hooks, and no hooks.
+        # The Nones stand for the metadata of hooks and for two hooks.
         fixed = (compiled.function, compiled.packed_metadata, None, None, None)
         return run, (*grid, 1, 1)[:3], fixed, pick
 
@@ -517,9 +519,9 @@ def _pick_described(
 def _descriptor_maker(
     kind: dict[str, Any], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Callable[[int], tuple[Any, ...]]:
-    """Return a function from an address to the arguments that stand for a descriptor.
+    """Return a function that takes an address and returns the arguments that form a descriptor.
 
-    They are kept, since tensors often come back to an address.
+    The results are cached, since tensors are often allocated at the same address again.
     """
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
@@ -539,8 +541,8 @@ def _descriptor_maker(
 def _share_workspace(recorder: Recorder, results: set[int]) -> tuple[dict[int, int], int]:
     """Return the offset of each temporary in one workspace, and the bytes of the workspace.
 
-    Two temporaries overlap if the last launch of one comes before the first launch of the other,
-    unless launches run at the same time.
+    Two temporaries share memory if the last launch that uses one comes before the first launch that
+    uses the other. If launches may run at the same time, none share memory.
     """
     uses: dict[int, tuple[int, int]] = {}
     for step, launch in enumerate(recorder.launches):

@@ -1,7 +1,8 @@
-"""The second launch of a split call: merge the shares of each row, one program a head.
+"""Merge the shares of each row, in the second launch of a split call, one program for each head.
 
-Shares are merged in the order of their slots, so the result does not depend on timing. A separate
-launch needs no atomics and no zeroed counters (docs/explanation/kernels/shared.md).
+A call is split if several programs each compute a share of a row, and store it in a slot of a
+workspace. Shares are merged in the order of their slots, so the result does not depend on timing. A
+separate launch needs no atomics and no zeroed counters (docs/explanation/kernels/shared.md).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .device import dependent_launch, launch_options
 from .sizes import cdiv, next_power_of_2
 
 MANY_PROGRAMS = 1024
-"""Up to this number of programs, each program of a merge takes one row."""
+"""Up to this number of rows times heads, a program of a merge takes one row, beyond it several."""
 
 
 class Shares(NamedTuple):
@@ -36,7 +37,7 @@ class Shares(NamedTuple):
 def workspace(
     like: torch.Tensor, slots: int, heads: int, dv: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate flat fp32 shares [slots, heads, dv] and log2 LSEs [slots, heads]."""
+    """Allocate flat fp32 memory for outputs [slots, heads, dv] and log2 LSEs [slots, heads]."""
     buffer = torch.empty((slots * heads * (dv + 1),), dtype=torch.float32, device=like.device)
     edge = slots * heads * dv
     return buffer[:edge], buffer[edge:]
@@ -57,8 +58,8 @@ def merge(
     Args:
         table: int32 [rows, 2], first slot and number of shares of each row, written by the first
             launch. None: each row has ``n_slots`` shares, in the order of rows.
-        n_slots: shares of each row, or with a table the most that are expected.
-        slots: all slots of the workspace; needed with a table.
+        n_slots: shares of each row; with a table, the largest number that is expected.
+        slots: number of slots of the workspace; needed with a table.
         paged: whether all keys of a share may be absent (``jit.pages``).
     """
     h, dv = out.shape[-2:]
@@ -88,8 +89,8 @@ def merge(
 def room_for_shares(
     dk: torch.Tensor, dv: torch.Tensor, shares: int
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return room for the shares of dk and of dv, and the elements from one share to the next. One
-    share is the gradient itself. Several are float32, for ``add_shares``."""
+    """Return memory for the shares of dk and of dv, and the elements from one share to the next. A
+    single share is dk or dv itself. Several shares are float32, to be added by ``add_shares``."""
     stride = dk.numel() + dv.numel()
     if shares == 1:
         return dk, dv, stride

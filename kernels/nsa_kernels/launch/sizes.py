@@ -28,20 +28,15 @@ def cdiv(a: int, b: int) -> int:
 
 
 def batches(entries: int, programs: int) -> Iterator[slice]:
-    """Yield slices of a batch whose entries each need ``programs`` along a grid axis of at most
-    GRID.
-
-    Raises:
-        ValueError: one entry needs more than GRID.
-    """
-    require(programs <= GRID, f"at most {GRID} key heads an entry of the batch; got {programs}")
+    """Yield slices of a batch that need at most GRID programs each, with ``programs`` per entry."""
+    require(programs <= GRID, f"at most {GRID} key heads per batch entry; got {programs}")
     at_once = max(1, GRID // max(1, programs))
     for first in range(0, entries, at_once):
         yield slice(first, min(first + at_once, entries))
 
 
 def head_dims(d: int, dv: int) -> dict[str, int]:
-    """Return the head dims of q and k, and of v, as constants of a kernel, also padded."""
+    """Return a kernel's constants for the head dims of q, k and of v, plain and padded."""
     return {"D": d, "DV": dv, "BLOCK_D": next_power_of_2(d), "BLOCK_DV": next_power_of_2(dv)}
 
 

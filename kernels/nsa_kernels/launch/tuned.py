@@ -1,7 +1,7 @@
 """Read and write the tiles that ``nsa_kernels.tune`` found best on a GPU.
 
-There is one file for each GPU model and Triton version, in ``tuned`` of the cache folder. It is
-read once. Without it, the rules of ``config`` apply.
+There is one file for each GPU model and Triton version, in the subfolder ``tuned`` of the cache
+folder. A process reads it once. If there is no file, the rules of ``config`` apply.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def tuned_tiles(device: torch.device) -> Mapping[str, Tile]:
 
 
 def parse(text: str, path: Path) -> dict[str, Tile]:
-    """Return the tiles in the text of a file. Raises ``ValueError`` that names its path."""
+    """Return the tiles in the text of a file. Raise ValueError if it holds anything else."""
     try:
         entries = json.loads(text)["tiles"].items()
         tiles = {name: (int(a), int(b), int(c)) for name, (a, b, c) in entries}
@@ -66,7 +66,7 @@ def parse(text: str, path: Path) -> dict[str, Tile]:
 
 
 def write(gpu: str, tiles: Mapping[str, Tile]) -> Path:
-    """Write the tiles of a GPU. A reader sees the whole new file or the old one."""
+    """Write the tiles of a GPU. A reader sees either the whole new file or the old one."""
     path = tuned_file(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"gpu": gpu, "triton": triton.__version__, "tiles": dict(sorted(tiles.items()))}

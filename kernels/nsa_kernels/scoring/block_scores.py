@@ -30,19 +30,19 @@ def compressed_attention_with_scores(
     block_size: int = 64,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``compressed_attention`` and, from its LSE, the scores that selection ranks blocks by.
+    """Compute ``compressed_attention`` and, from its LSE, the scores by which blocks are selected.
 
     Args:
-        block_size: tokens of a selection block; a multiple of ``stride``, as ``block`` must be.
-        Further arguments: as ``compressed_attention``.
+        block_size: tokens in a selection block. ``stride`` must divide ``block`` and
+            ``block_size``. All other arguments: as ``compressed_attention``.
 
     Returns:
         out, lse, and scores float32 [B, T, H, ceil(T / block_size)]. The score of a selection block
         is a sum over the group's heads and the compressed keys that share tokens with it. Each term
-        is the key's weight times the number of strides they share. Not differentiable.
+        is the key's weight times the number of strides in common. Not differentiable.
 
     Raises:
-        TypeError, ValueError: as ``compressed_attention``; ``stride`` does not divide the others.
+        TypeError, ValueError: as ``compressed_attention``; sizes that ``stride`` does not divide.
     """
     check_strides(OP, block, stride, block_size)
     scale = softmax_scale(OP, q, sm_scale)
@@ -63,7 +63,7 @@ class ScoreTiles:
 
 
 PADDED = 16
-"""The fewest blocks of a tile, as the tensor cores need them."""
+"""Blocks of a tile are padded to at least this number, which tensor cores need."""
 
 
 def _tiles(q: torch.Tensor) -> ScoreTiles:
@@ -95,8 +95,8 @@ def block_scores(
         band: without a window; its stride divides ``block_size`` and its block.
         cu_seqlens, cu_keys: int32 [sequences + 1], of sequences packed in B = 1 and of their
             compressed keys; blocks are counted from the beginning of a query's sequence.
-        visible: blocks that begin after a query may be left unwritten.
-        behind: the queries are the last of all ``tokens``, whose blocks are scored.
+        visible: scores of blocks that begin after a query may be left unwritten.
+        behind: the queries are the last of ``tokens`` tokens, and blocks of all tokens are scored.
     """
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]

@@ -16,16 +16,17 @@ ROWS = 64
 PAIR = 62
 """Blocks of a piece of work: 31 from each of two tiles of keys."""
 PARTS, PART, PANEL = 4, 32, 64
-"""Boxes of keys: 32 keys with the same place in their blocks, by 64 columns."""
+"""A tile of keys has PARTS parts of PART keys, which have the same place in their blocks. A box
+that TMA copies is a part by PANEL columns."""
 Q_SLOTS = 4
 """The number of heads whose queries are in shared memory at once."""
 REGISTERS = 240
-"""Registers of a thread that scores. The rest of 64 Ki is left to the copying warp."""
+"""Registers of a thread that computes. The rest of the 64 Ki is left to the warp that copies."""
 HEAD_DIM, BLOCK, STRIDE = 128, 32, 16
 LEAST_PIECES = 2
-"""The fewest pieces of work of a batch entry for each multiprocessor: those of 4,096 tokens and 4
-key heads. It was measured from 8,192 tokens, with three times as many. With fewer, the other kernel
-is faster, since its tiles are smaller and spread more evenly."""
+"""The fewest pieces of work of a batch entry for each multiprocessor. On an H200, 4,096 tokens and
+4 key heads have as many. The kernel was measured from 8,192 tokens, which have three times as many.
+With fewer, the Triton kernel is faster, since its tiles are smaller and spread more evenly."""
 LEAST_KEYS = PARTS
 """The fewest keys, so that each part has one."""
 
@@ -33,8 +34,8 @@ LEAST_KEYS = PARTS
 def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
     """Return whether the kernel for Hopper scores blocks for q [B,T,HQ,D] and k [B,N,H,D].
 
-    It needs enough of them, 16 bits, D = 128, an even group, adjacent heads, the block sizes of the
-    paper, and no packed sequences.
+    It needs enough queries and keys, 16 bits, D = 128, an even group, adjacent heads, the block
+    sizes of the paper, and no packed sequences.
     """
     t, hq = q.shape[1:3]
     n, h = k.shape[1:3]
@@ -53,7 +54,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
 
 
 def pieces_of(t: int, h: int) -> int:
-    """Count pieces of work. Each query tile from 62g to 62g + 61 sees g + 1 pairs of key tiles."""
+    """Count pieces of work. The query tiles 62g to 62g + 61 each see g + 1 pairs of key tiles."""
     tiles = cdiv(t, ROWS)
     g = (tiles - 1) // PAIR
     return h * (PAIR * (g * (g + 1) // 2) + (tiles - PAIR * g) * (g + 1))
@@ -74,9 +75,8 @@ def launch_scores(
     sm_scale: float,
 ) -> None:
     """Fill the visible scores [B,T,H,ceil(T / 64)], by one launch for each batch entry; lse is
-    [B,HQ,T]. Blocks that begin after a query are not written, so clear first to have zeros
-    there."""
-    from .kernels.hopper import block_scores_hopper_kernel  # some Tritons cannot import it
+    [B,HQ,T]. Blocks that begin after a query get no score: clear ``scores`` first to get 0."""
+    from .kernels.hopper import block_scores_hopper_kernel  # fails in some versions of Triton
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]

@@ -17,11 +17,12 @@ def naive_block_scores(
     block_size: int = 64,
     sm_scale: float | None = None,
 ) -> torch.Tensor:
-    """Scores [B, T, H, ceil(T / block_size)] of q [B, T, HQ, D] and k_cmp [B, Nc, H, D].
+    """Return scores [B, T, H, ceil(T / block_size)] of q [B, T, HQ, D] and k_cmp [B, Nc, H, D].
 
-    Equation 8: the weights of compressed attention. Equation 10: summed over the heads of a group.
-    Equation 9: block j gets, for each m of its ``block_size / stride`` strides, the weights of the
-    ``block / stride`` keys that cover it, (block_size / stride) j + m - n, counted from 0.
+    Equation 8 gives the weights of compressed attention, which equation 10 sums over the heads of a
+    group. Block j has ``block_size / stride`` strides m, and ``block / stride`` keys n cover each
+    stride. By equation 9, the score of block j is the sum, over all m and n, of the weight of key
+    ``(block_size / stride) * j + m - n``. All are counted from 0.
     """
     tokens, groups = q.shape[1], k_cmp.shape[2]
     p, _ = weights(q, k_cmp, complete(tokens, k_cmp, block, stride), sm_scale)
@@ -51,8 +52,7 @@ def naive_select_blocks(
     chosen. Negative scores and NaN count as 0.
 
     Returns:
-        int64 [B, T, H, min(count, n_blocks)], in the order of choice; -1 where a query has
-        fewer blocks.
+        int64 [B, T, H, min(count, n_blocks)], in the order of choice, then -1.
     """
     position = first_position + torch.arange(scores.shape[1], device=scores.device)
     own = (position // block_size)[:, None, None]

@@ -1,6 +1,6 @@
 """Select blocks for each query: the forced ones, then the highest scores.
 
-Among equal scores, the lowest index is chosen, here and in the plain versions.
+Among equal scores, the lowest index is chosen, here and in ``naive``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..launch.sizes import cdiv, next_power_of_2
 from .kernels.top_n import select_blocks_kernel
 
 LOCAL_BLOCKS = 2
-"""Blocks that are always selected besides the first one. They end with the query's own."""
+"""How many of the last blocks, up to the query's own, are always selected besides the first."""
 
 
 def select_blocks(
@@ -44,8 +44,8 @@ def select_blocks(
     scores. Among equal scores, the lowest index is chosen.
 
     Args:
-        scores: float32 [B, T, H, n_blocks], at most 65536 blocks, which cover the queries. Negative
-            scores and NaN count as 0.
+        scores: float32 [B, T, H, n_blocks], at most 65,536 blocks. The blocks must reach the last
+            query. Negative scores and NaN count as 0.
         first_position: the position of the first query: a number, or int32 [B] on the device. With
             a tensor, queries before 0 select nothing, and queries after the last block select what
             the last token of that block selects.
@@ -91,7 +91,7 @@ def _launch(
     tokens, blocks = first_position + scores.shape[1], scores.shape[3]
     require(
         blocks * block_size >= tokens,
-        f"select_blocks: {blocks} blocks of {block_size} do not hold {tokens} tokens",
+        f"select_blocks: {blocks} blocks of {block_size} tokens do not reach {tokens} tokens",
     )
     if positions is not None:
         check_lengths("select_blocks", "first_position", positions, scores)
@@ -104,7 +104,7 @@ def _launch(
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """How a program works: with groups of ``members`` scores, on ``rows`` rows in turn."""
+    """A program takes ``rows`` rows one by one, with their scores in groups of ``members``."""
 
     members: int
     rows: int
@@ -114,7 +114,7 @@ class RowTiles:
 def _tiles(n_blocks: int, rows: int, processors: int) -> RowTiles:
     width = next_power_of_2(n_blocks)
     # One warp does a row of up to 2,048 blocks, so that reductions need no other warp. If rows fill
-    # the device, a program does four of them in turn.
+    # the device, a program does four, one after the other.
     at_once = 1 if rows < 256 * processors else 4
     return RowTiles(32 if width <= 4096 else 64, at_once, max(1, min(16, width // 2048)))
 
@@ -147,7 +147,7 @@ def launch_top_n(
         positions: int32 [B], which are added to ``first_position``. Queries before 0 select
             nothing, and queries after ``last_position`` select what a query there selects.
         cu_tokens: int32 [sequences + 1], with ``cu_seqlens``: the queries are the last tokens of
-            their sequences. Spans are counted from the first token of all.
+            their sequences. Spans are counted from the first token of all sequences.
     """
     b, t, h, n_blocks = scores.shape
     check_device("select_blocks", scores)

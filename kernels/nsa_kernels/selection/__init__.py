@@ -1,6 +1,6 @@
 """The selection branch: attention over the keys that a query has chosen, in four layouts.
 
-``selection.cuda`` has rows and spans in CUDA C++. It is imported only when asked for.
+``selection.cuda`` has two of the layouts, rows and ranges, in CUDA C++. It is not imported here.
 """
 
 from __future__ import annotations

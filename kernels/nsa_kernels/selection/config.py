@@ -29,7 +29,7 @@ def chosen_config(
         longest: the op's max_seqlen or selected_len.
 
     Raises:
-        ValueError: an unknown op.
+        ValueError: an unknown op, or "selection_ranges" without ``extra``.
     """
     d, dv = q.shape[-1], v.shape[-1]
     if op == "selection_rows":
@@ -41,4 +41,7 @@ def chosen_config(
         b, s, g, h, _ = q.shape
         spans, s_kv = extra.shape[-2], k.shape[2]
         return ranges_config(b * s * g, h, spans, s_kv, d, dv, longest, q.dtype, q.device)
-    raise ValueError(f"op {op!r} has no configuration for these tensors")
+    raise ValueError(
+        f"chosen_config: op {op!r} is unknown; pass selection_rows, selection_varlen, or "
+        "selection_ranges with its ranges as extra"
+    )

@@ -1,6 +1,6 @@
 """``decode_step``: NSA for one token and its caches, with three branches and their gated sum.
 
-Nothing is read back on the host.
+No value is read on the host.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _check_step(
     check_groups("decode_step", q.shape[1], k.shape[1])
     require(
         n_selected > LOCAL_BLOCKS,
-        f"decode_step: n_selected must be over the {LOCAL_BLOCKS} local blocks; got {n_selected}",
+        f"decode_step: n_selected must be over {LOCAL_BLOCKS} (local blocks); got {n_selected}",
     )
 
 
@@ -88,19 +88,19 @@ def decode_step(
 
     Args:
         q: [B, HQ, D], float16, bfloat16 or float32.
-        k, v: caches [B, H, S, D] and [B, H, S, Dv], the token's own key and value at S - 1.
+        k, v: caches [B, H, S, D] and [B, H, S, Dv]; the token's own key and value are at S - 1.
         k_cmp, v_cmp: compressed keys and values that are complete, [B, H, Nc, D] and
             [B, H, Nc, Dv]; Nc may be 0.
         gates: [B, HQ, 3], of compression, selection, window.
-        cache_seqlens: int32 [B], the tokens of each entry; S and Nc are then capacities. The
-            query is the last of these tokens. The values stay on the device, so that one CUDA graph
-            serves all steps of a generation. An entry of 0 tokens gives 0. More than S tokens count
-            as S. None: all entries have S tokens and Nc compressed keys.
-        block_table: int32 [B, n], with ``cache_seqlens``: the cache of keys and values is paged.
-            k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides. Tokens
-            i * page up to (i + 1) * page of an entry are in page block_table[entry, i]. S is then
-            n * page. The table is not read behind the tokens of an entry. Keys of a page below
-            0, or not in the pool, are not attended to. Compressed keys are not paged.
+        cache_seqlens: int32 [B], the number of tokens of each entry; S and Nc are then capacities.
+            The query is the last of these tokens. The values stay on the device, so that one CUDA
+            graph serves all steps of a generation. An entry of 0 tokens gives 0. More than S tokens
+            count as S. None: all entries have S tokens and Nc compressed keys.
+        block_table: int32 [B, n], with ``cache_seqlens``. Then keys and values are paged: k [pages,
+            H, page, D] and v [pages, H, page, Dv] are a pool, of any strides. The tokens of an
+            entry from i * page, up to one page, are in page block_table[entry, i]. S is then n *
+            page. The table is not read past the tokens of an entry. If a page is below 0 or not in
+            the pool, its keys are not attended to. Compressed keys are not paged.
         n_selected: selected blocks of ``block_size`` tokens: the first, the last two, and the
             highest scores.
         block, stride, block_size, window, sm_scale: as for the branches.
@@ -110,12 +110,12 @@ def decode_step(
 
     Raises:
         TypeError: unsupported or mixed dtypes, cache_seqlens or block_table not int32.
-        ValueError: shapes that do not fit together, sizes as of the branches, an input that
+        ValueError: shapes that do not fit together, sizes that the branches refuse, an input that
             requires a gradient.
     """
     attend = _checked_step if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)
-    gates = gates.contiguous()  # a copy inside would prevent replays
+    gates = gates.contiguous()  # a copy in ``_launch`` would prevent replays
     return attend(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, sm_scale)
 
 

@@ -1,8 +1,8 @@
 """The branches of one decoded token, each alone, and their gated sum.
 
 Caches are stored head by head, [B, H, tokens, D]. So for each head, a branch reads one consecutive
-span of the cache, or n spans, in place. The kernels for rows and spans do that. Nothing is read
-back on the host.
+span of the cache, or n spans, in place. The kernels of ``selection_rows`` and ``selection_ranges``
+do that. No value is read on the host.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def decode_compressed(
     """The compression branch: q [B,HQ,D] over the keys of k_cmp, v_cmp [B,H,Nc,...].
 
     Args:
-        cache_seqlens: int32 [B], the tokens of each entry, which sees the keys that they complete,
-            at most Nc. Its values stay on the device. None: an entry sees all keys.
+        cache_seqlens: int32 [B], the number of tokens of each entry. Only keys that end within an
+            entry's tokens are seen. The values stay on the device. None: all keys are seen.
         block, stride: tokens of a compressed key, and tokens from one key to the next; used only
             with ``cache_seqlens``.
 
@@ -146,14 +146,14 @@ def decode_window(
     """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
 
     Args:
-        cache_seqlens: int32 [B], the tokens of each entry, at most S. The last is the end of the
-            window. Its values stay on the device. None: all entries have S tokens.
+        cache_seqlens: int32 [B], the number of tokens of each entry, at most S. The window ends
+            with the last of them. The values stay on the device. None: all entries have S tokens.
         block_table: int32 [B, n] of a paged cache, as in ``decode_step``.
 
     Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf for an entry without a token.
     Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens and block_table of
     another dtype, shape or device. Without cache_seqlens, a cache is copied unless batch and heads
-    are one axis in memory, as in a contiguous cache.
+    can be viewed as one axis, as in a contiguous cache.
     """
     op = "decode_window"
     _check_cache(op, q, k, v, block_table is not None)
@@ -187,12 +187,12 @@ def decode_selected(
     """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
 
     Args:
-        cache_seqlens: int32 [B], the tokens of each entry, at most S. Spans are clamped to them.
-            Its values stay on the device. None: all entries have S tokens.
+        cache_seqlens: int32 [B], the number of tokens of each entry, at most S. Spans are clamped
+            to these tokens. The values stay on the device. None: all entries have S tokens.
         block_table: int32 [B, n] of a paged cache, as in ``decode_step``.
 
     Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``. With
-    ``cache_seqlens`` also ValueError for an input that requires a gradient, and TypeError or
+    ``cache_seqlens``, also raises ValueError if an input requires a gradient, and TypeError or
     ValueError for a wrong dtype, shape or device.
     """
     op = "decode_selected"
@@ -285,8 +285,8 @@ def decode_scores(
     Args:
         q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
         n_blocks: selection blocks of the context.
-        cache_seqlens: int32 [B], the tokens of each entry. Keys that they do not complete are
-            ignored. Its values stay on the device. None: all keys of an entry count.
+        cache_seqlens: int32 [B], the number of tokens of each entry. Compressed keys that end after
+            these tokens are ignored. The values stay on the device. None: all keys count.
 
     Raises:
         TypeError: unsupported or mixed dtypes, cache_seqlens not int32.

@@ -1,4 +1,4 @@
-"""The compression branch for one token. It stores its logits for the block scores.
+"""The compression branch for one token, which stores its logits for the block scores.
 
 Without the logits, the block scores would read all compressed keys again.
 """
@@ -18,9 +18,9 @@ from ...selection.rows.config import rows_config
 from .kernels.compressed import decode_compressed_kernel
 
 TILE: Tile = (64, 4, 4)
-"""Keys, warps, stages. There are more loads in flight than in ``rows``, to hide the stores."""
+"""Keys, warps, stages. More stages than for ``selection_rows`` hide the stores of logits."""
 LINE = 16
-"""Logits of a head begin at multiples of this, so that kernels store and load vectors."""
+"""The logits of each head begin at a multiple of this, so that kernels load and store vectors."""
 
 LEAST_SHARE = 128
 """The fewest keys of a share: a multiple of every tile that is used with splits."""
@@ -28,7 +28,7 @@ LEAST_SHARE = 128
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The tokens of each batch entry, int32 [B], and the sizes of their compressed keys."""
+    """The number of tokens of each batch entry, int32 [B], and the sizes of compressed keys."""
 
     tokens: torch.Tensor
     block: int
@@ -45,9 +45,9 @@ def launch_compressed(
 ) -> tuple[Shares, torch.Tensor]:
     """Attend with q [N, H, D] to k [N, L, D], v [N, L, Dv]. Return shares of each row, and logits.
 
-    With ``lengths``, the rows of an entry see the keys that its tokens complete, at most L, and the
-    shares have a table. Logits are fp32 [N, H, L rounded up to LINE]. They are undefined after the
-    keys of a row, and everywhere without ``with_logits``.
+    With ``lengths``, the rows of an entry see the keys that end within its tokens, at most L, and
+    the shares have a table. Logits are fp32 [N, H, L rounded up to LINE]. They are undefined past
+    the keys of a row, and everywhere if not ``with_logits``.
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]

@@ -1,4 +1,4 @@
-"""The tiles and splits of a decode step's spans."""
+"""Choose the tiles and splits for the spans of a decode step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def decode_spans_config(
 ) -> Config:
     """Return the configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
 
-    There are two programs for each multiprocessor. Even more rows than that are split in two. Else
-    the short rows of windows would end early, and long rows of selections run on alone.
+    Rows are split so that there are two programs for each multiprocessor. Even if there are more
+    rows than that, each is split in three. Otherwise the short rows of windows would end early, and
+    the long rows of selections would run on alone.
     """
     limits = device_limits(device)
     share = 2 * limits.processors // (rows * cdiv(h, 64))

@@ -58,15 +58,15 @@ def launch_scores_of_logits(
     block_size: int,
     lengths: Lengths | None = None,
 ) -> torch.Tensor:
-    """Return scores [B, H, n_blocks] from logits [B * H, group, padded]: of the first ``n`` keys,
-    or of those that the tokens of an entry complete."""
+    """Return scores [B, H, n_blocks] from logits [B * H, group, padded]. Only the first ``n`` keys
+    count, and with ``lengths`` only keys that end within an entry's tokens."""
     rows, group, padded = logits.shape
     scores = torch.empty((b, rows // b, n_blocks), dtype=torch.float32, device=logits.device)
     span = block_size // stride
     places = next_power_of_2(span)
     wide = min(32, max(1, 128 // places))  # with more, registers spill
     tiles = cdiv(n_blocks, wide)
-    # Waiting programs take multiprocessors from the launch that they wait for.
+    # If many programs waited, they would take multiprocessors from the launch that they wait for.
     few = 2 * tiles * rows <= device_limits(logits.device).processors
     pdl = few and dependent_launch(logits.device)
     decode_scores_of_logits_kernel[(rows, tiles)](

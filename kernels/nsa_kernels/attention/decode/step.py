@@ -1,4 +1,4 @@
-"""The five launches of a decode step. There are few, since they take the time at short contexts.
+"""The five launches of a decode step. They are few, since launches take most of a short step.
 
 1. attend to the compressed keys, in shares, and keep the logits;
 2. compute block scores from these logits and the LSEs of the shares;
@@ -6,10 +6,10 @@
 4. attend to the spans, in shares: one row of spans for the selection and one for the window;
 5. merge the shares of the three branches, and add up the gated sum.
 
-On sm_90 and later, launches 3 to 5 start their programs while the launch before still runs. So does
-launch 2 if it has few programs. If logits would take more bytes than keys, launch 1 is
+On sm_90 and later, launches 3 to 5, and launch 2 if it has few programs, start their programs while
+the launch before still runs. If logits would take more bytes than keys, launch 1 is
 ``selection_rows`` with its own merge, and launch 2 reads the keys again. If a row has more than 64
-spans, ``spans.py`` orders them between launches 3 and 4.
+spans, ``disjoint_spans`` runs between launches 3 and 4.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from .kernels.gated_sum import decode_merge_kernel
 from .scores import launch_scores, launch_scores_of_logits
 
 LOGIT_BYTES = 4
-"""Bytes of a logit. If writing and reading logits moves more than the keys, keys are reread."""
+"""Bytes of a logit. If storing and loading logits moves more bytes than the keys have, launch 2
+reads the keys again."""
 SETS = 2  # rows of spans for each key head: the selected blocks, and the window
 
 
@@ -61,7 +62,7 @@ def launch_step(
     pdl = dependent_launch(q.device)
     rows = q.reshape(b * h, group, d)
     if cache_seqlens is not None:
-        # Lengths above ``context`` count as ``context``: cut off keys that more tokens complete.
+        # A length above ``context`` counts as ``context``, so drop the keys that end after it.
         keys = max(0, (context - block) // stride + 1)
         k_cmp, v_cmp = k_cmp[:, :, :keys], v_cmp[:, :, :keys]
     k_rows, v_rows = k_cmp.flatten(0, 1), v_cmp.flatten(0, 1)

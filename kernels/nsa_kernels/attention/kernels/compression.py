@@ -1,8 +1,9 @@
 """Means of keys and values over overlapping blocks, both in one launch, and their gradients.
 
-A program takes some compressed keys (backward: some tokens) of one head, of keys or of values. The
-forward adds up the tokens of all its blocks step by step; blocks overlap, and L1 has what they
-share. The backward adds up for each token the few blocks that contain it. Programs share nothing.
+A program of the forward makes some compressed keys or values of one head. It adds up the tokens of
+its blocks step by step. Blocks overlap, and tokens that they share are in L1. A program of the
+backward takes some tokens of one head. For each token, it adds up the gradients of the few blocks
+that contain it. No program needs the results of another.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ def compress_kernel(
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Program (KEYS compressed keys, head of k and then of v, batch): k_cmp [B,N,H,D], v_cmp.
+    """Program (KEYS compressed keys, head of k and then of v, batch): write k_cmp [B,N,H,D], v_cmp.
 
-    PACKED: key i is number i - cu_keys[s] of its sequence s. Rows in no sequence get 0.
+    PACKED: key i is number i - cu_keys[s] of its sequence s. Keys in no sequence get 0.
     """
     batch = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
@@ -169,7 +170,6 @@ def _sum_of_keys(
     the first of them is row ``first_key``."""
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([place.shape[0], BLOCK_D], dtype=tl.float32)
-    # Add the keys in ascending order.
     for before in range((LENGTH + STRIDE - 1) // STRIDE):
         key = place // STRIDE - ((LENGTH + STRIDE - 1) // STRIDE - 1) + before
         within = (key >= 0) & (key < keys) & (place - key * STRIDE < LENGTH)
@@ -209,9 +209,9 @@ def compress_backward_kernel(
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Program (TOKENS tokens, head of dk and then of dv, batch): dk [B,T,H,D] and dv.
+    """Program (TOKENS tokens, head of dk and then of dv, batch): write dk [B,T,H,D] and dv.
 
-    The inputs are the gradients of v_cmp and of k_cmp [B,N,H,D], whose strides are k_*. Tokens in
+    The inputs are the gradients of k_cmp [B,N,H,D] and v_cmp, with strides k_* and v_*. Tokens in
     no sequence get 0.
     """
     batch = tl.program_id(2).to(tl.int64)

@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), forward and backward.
 
-Both are bound by memory: they move four rows of Dv. The backward is only for the gates, since the
-backward of each branch multiplies the gradient of the sum by its gate.
+Both are bound by memory: for each row of gates they move four rows of Dv elements. The backward is
+only for the gates, since the backward of each branch multiplies the sum's gradient by the gate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _store_gate_gradient(
     real,
     BRANCH: tl.constexpr,
 ):
-    """Store the gradient of one gate, and both once more for the backward of the branch."""
+    """Store a gate's gradient, and for the branch's backward, gate and gradient again in fp32."""
     d_gate = tl.sum(grad * branch.to(tl.float32), 1)
     tl.store(weight_ptr + to, _gate(gates_ptr, row, real, BRANCH), mask=real)
     tl.store(rest_ptr + to, d_gate, mask=real)
@@ -85,11 +85,11 @@ def gates_backward_kernel(
     BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (ROWS rows): gradients of gates [R,3], R = B * T * HQ.
+    """Program (ROWS rows): store the gradients of gates [R,3], R = B * T * HQ.
 
-    The backward of a branch needs its gate and the gate's gradient, fp32: [B,HQ,T] for compressed
-    keys and window, [R] for blocks. Gradients of the branches are not stored, since each is the
-    gate times the gradient of the sum.
+    For the backward of each branch, store its gate and the gate's gradient in fp32: [B,HQ,T] for
+    compressed keys and window, [R] for blocks. Gradients of the branches' outputs are not stored,
+    since each is a gate times the gradient of the sum.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows

@@ -1,12 +1,12 @@
 """Gradients of attention under a band (`forward.py`), deterministic: nothing is added atomically.
 
-``rest`` is what the softmax gradient subtracts from every logit's gradient: rowsum(out * d_out)
-less the gradient of the LSE. If the branch is part of a gated sum, ``grad`` is the gradient of the
-sum. Then an earlier launch makes ``rest`` and the gradient of the gate, and the gate is a factor of
-the weights.
+``rest`` (FlashAttention's delta) is what the backward of softmax subtracts from the gradient of
+each weight: rowsum(out * d_out) minus the gradient of the LSE. If the branch is part of a gated
+sum, ``grad`` is the gradient of the sum. Then an earlier launch makes ``rest`` and the gradient of
+the gate, and the weights are multiplied by the gate.
 
 One launch makes ``rest`` and dQ, with one program for each query tile. Another makes dK and dV,
-with one program for each key tile. If there are few key tiles, several programs share each of them,
+with one program for each key tile. If there are few key tiles, several programs share each tile,
 and a last launch adds up their sums.
 """
 
@@ -40,9 +40,9 @@ def band_dq_step(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """dQ of all queries of a tile by keys ``start`` to ``start + BLOCK_N``, added to ``acc``.
+    """Add to ``acc``, the dQ of a tile of queries, what BLOCK_N keys from ``start`` contribute.
 
-    Not MASKED: every query sees every key of the tile.
+    If not MASKED, every query sees every key of the tile.
     """
     of_keys = tl.arange(0, BLOCK_N)
     keys = start + of_keys
@@ -104,10 +104,10 @@ def band_dq_kernel(
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
 ):
-    """Program (query tile, query head, batch): dq [B,T,HQ,D] and rest [B,HQ,T].
+    """Program (query tile, query head, batch): write dq [B,T,HQ,D] and rest [B,HQ,T].
 
-    GATED: of an output that a gate [B,HQ,T] weights in a sum; ``grad`` is the sum's gradient, rest
-    is there. ADDED: dq is added to what is there.
+    GATED: a gate [B,HQ,T] weights the output in a sum. Then ``grad`` is the gradient of the sum,
+    and ``rest`` is an input. ADDED: add dq to the values in memory.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
@@ -174,8 +174,8 @@ def band_dq_kernel(
     tl.store(to, narrow(acc, dq_ptr.dtype.element_ty), mask=mask)
 
 
-# N is specialised here. One key still takes a step, so no loop vanishes. If N is a multiple of 16,
-# the loop is 14 instructions shorter (D = 128, sm_90).
+# Here N may be specialised (``geometry.KEYS``): N = 1 removes no loop, so ptxas does not crash. If
+# N is a multiple of 16, the loop is 14 instructions shorter (D = 128, sm_90).
 @triton.jit
 def band_dkv_kernel(
     q_ptr,
@@ -221,10 +221,11 @@ def band_dkv_kernel(
     PACKED: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV]. GATED: see dq.
+    """Program (key tile, key head, batch and share): write dk [B,N,H,D] and dv [B,N,H,DV].
 
-    A walk goes over the heads of the group and, for each, over the queries that see a key of the
-    tile. It is cut into ``shares``, whose sums are stored ``share_stride`` elements apart.
+    The loop goes over the heads of the group and, for each, over the queries that see a key of the
+    tile. ``shares`` programs share it, and store their sums ``share_stride`` elements apart. GATED:
+    as in ``band_dq_kernel``.
     """
     first = tl.program_id(0) * BLOCK_N
     kv_head = tl.program_id(1)
@@ -272,13 +273,13 @@ def band_dkv_kernel(
         lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
         s = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
         s = dot(k, tl.trans(q), s)
-        # Queries beyond the end are zeros, as their gradients are: they add nothing.
+        # Queries past ``end`` add nothing, since they and their gradients are loaded as zeros.
         seen = keys[:, None] < hi[None, :]
         if WINDOWED or PACKED:
             seen = seen & (keys[:, None] >= lo[None, :])
         p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
         if GATED:
-            # The gate is multiplied with the weights, which are in registers already.
+            # Multiply the weights by the gate, since they are in registers already.
             p = p * tl.load(gate_ptr + rows, mask=inside, other=0.0)[None, :]
         dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc)
         dp = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
@@ -286,7 +287,7 @@ def band_dkv_kernel(
         ds = p * (dp - rest[None, :])
         dk_acc = dot(narrow(ds, q.dtype), q, dk_acc)
     dk_acc = dk_acc * natural(scale_log2)
-    # Keys that no query sees may not be finite, and a weight of 0 times infinity is NaN.
+    # Clear the gradients of keys that no query sees: weight 0 times an infinite key is NaN.
     if PACKED:
         seen_from = tl.load(begin_ptr + keys, mask=valid, other=0)
         some = seen_from < tl.load(end_ptr + keys, mask=valid, other=0)

@@ -1,4 +1,4 @@
-"""The table of a band, for queries that are the last tokens of their sequences."""
+"""Make the table of a band for queries that are the last tokens of their sequences."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def queries_behind_kernel(
     STEPS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (TILE queries): store the keys lo[t] to hi[t], each [T], that query t sees.
+    """Program (TILE queries): store lo and hi [T]. Query t sees the keys lo[t] to hi[t] - 1.
 
-    ``first`` tokens come before query 0. PACKED: instead, cu_tokens counts the tokens of each
-    sequence, and its queries are the last of them. Queries in no sequence see nothing.
+    ``first`` tokens come before query 0. PACKED: instead, cu_tokens says where the tokens of each
+    sequence begin, and its queries are its last tokens. Queries in no sequence see no key.
 
     lo and hi never decrease. Values of cu_keys, lo and hi are clamped to [0, N].
     """

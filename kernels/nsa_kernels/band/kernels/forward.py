@@ -1,4 +1,4 @@
-"""The forward kernel of attention under a band. Logits live in the log2 domain."""
+"""The forward kernel of attention under a band. Logits are in the log2 domain."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def band_step(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """One online-softmax step of all queries of a tile with keys ``start`` to ``start + BLOCK_N``.
+    """Update the online softmax of a tile of queries with BLOCK_N keys from ``start``.
 
-    Not MASKED: every query sees every key of the tile.
+    If not MASKED, every query sees every key of the tile.
     """
     of_tile = tl.arange(0, BLOCK_N)
     keys = start + of_tile
@@ -90,7 +90,7 @@ def band_forward_kernel(
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Program (query tile, query head, batch). out [B,T,HQ,DV]; lse [B,HQ,T], natural."""
+    """Program (query tile, query head, batch): write out [B,T,HQ,DV] and natural lse [B,HQ,T]."""
     # Without a window the last tiles have the most keys; begin with them.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)

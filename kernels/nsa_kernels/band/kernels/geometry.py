@@ -1,6 +1,6 @@
-"""Bands: query t sees keys lo(t) to hi(t), which never decrease with t.
+"""Bands: query t sees the keys lo(t) to hi(t) - 1. Neither bound ever decreases with t.
 
-    hi(t) = min(N, (t + 1 - BLOCK) // STRIDE + 1, at least 0)      lo(t) = max(hi(t) - window, 0)
+    hi(t) = min(N, max((t + 1 - BLOCK) // STRIDE + 1, 0))      lo(t) = max(hi(t) - window, 0)
 
 A sliding window has BLOCK = STRIDE = 1. The compressed keys of NSA are a band without a window: a
 query sees a key once it has passed all BLOCK tokens of the key. Packed sequences are also a band,
@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...jit.compat import tl, triton
 from ...jit.sequences import sequence_of
 
-# N = 1 must not become a constant, since ptxas 12.8 then crashes on some tiles.
+# Not to be specialised: if N = 1 becomes a constant, ptxas 12.8 crashes on some tiles.
 KEYS = ("N",)
 
 
@@ -55,8 +55,9 @@ def tiles_of(
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Return four bounds for the queries ``first`` to ``last``. Their tiles of keys begin at the
-    first bound, and their keys end at the last. All of them see all keys between the other two."""
+    """Return bounds (begin, whole, partial, behind) of the keys of the queries ``first`` to
+    ``last``. Their tiles of keys begin at ``begin``, and their keys end before ``behind``. All of
+    the queries see all keys from ``whole`` to ``partial`` - 1."""
     lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
@@ -66,8 +67,8 @@ def tiles_of(
 
 @triton.jit
 def part_of(PART: tl.constexpr, begin, whole, partial, behind):
-    """Return where each of three parts of a walk over tiles of keys begins and ends. Only the
-    middle one, PART 1, needs no mask. The bounds come from ``tiles_of``."""
+    """Return where part PART (0 to 2) of the keys begins and ends. The bounds come from
+    ``tiles_of``. Only part 1 needs no mask."""
     if PART == 0:
         origin = begin
         end = whole
@@ -98,12 +99,12 @@ def band_tables_kernel(
     STEPS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (TILE queries and TILE keys): lo and hi [T] for queries, begin and end [N] for keys.
+    """Program (TILE queries and TILE keys): store lo, hi [T] of queries and begin, end [N] of keys.
 
-    Query t sees keys lo[t] up to hi[t]. Only queries begin[j] up to end[j] may see key j. Tokens
-    behind the last sequence see nothing and are not seen.
+    Query t sees the keys lo[t] to hi[t] - 1. Only the queries begin[j] to end[j] - 1 may see key j.
+    Queries after the last sequence see no key, and no query sees the keys after it.
 
-    The four never decrease. Values of cu_keys are clamped to [0, N], and so are the results.
+    All four never decrease. Values of cu_keys are clamped to [0, N], and so are the results.
     """
     position = tl.program_id(0) * TILE + tl.arange(0, TILE)
     last_query = tl.load(cu_ptr + sequences)

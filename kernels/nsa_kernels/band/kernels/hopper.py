@@ -1,13 +1,11 @@
 """The forward kernel of attention under a band for Hopper, in Gluon.
 
-Warps share the work. One warp copies, by TMA, the queries of a piece of work into shared memory,
-then its keys and values, tile by tile. Two groups of four warps each attend for 64 of the queries.
-A group starts the logits of a tile and the output of the tile before on the tensor cores, and
-computes the softmax of the logits while that output runs. The warps synchronise by two barriers in
-shared memory for each slot: ``ready`` says that it is filled, ``empty`` that it may be filled
-again.
-
-Logits are in the log2 domain. Tiles of keys are counted from the first key.
+A piece of work is 128 queries of a head. One warp copies the queries of a piece by TMA into shared
+memory, then the keys and values, tile by tile. Two warp groups attend for 64 queries each. On the
+tensor cores, a warp group starts the logits of a tile and the output of the tile before. While the
+output is computed, the group computes the softmax of the logits. Each slot in shared memory has two
+barriers: ``ready`` says that the slot is filled, ``empty`` that it may be filled again. Tiles use
+the slots in turn, as a ring. Logits are in the log2 domain. Tile i begins at key i * BLOCK_N.
 """
 
 from __future__ import annotations
@@ -22,16 +20,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-ROWS = gl.constexpr(64)  # queries of a group of warps, as many as an instruction takes
+ROWS = gl.constexpr(64)  # queries of a warp group, as many as a wgmma instruction takes
 GROUPS = gl.constexpr(2)
-Q_SLOTS = gl.constexpr(2)  # for each group, so that the next queries arrive during the work
-BYTES = gl.constexpr(2)  # of an element, float16 or bfloat16
+Q_SLOTS = gl.constexpr(2)  # per warp group: the next queries are copied during the work
+BYTES = gl.constexpr(2)  # per element, float16 or bfloat16
 COPYING_REGISTERS = gl.constexpr(24)
 
 
 @gluon.jit
 def end_of(t, N, BLOCK: gl.constexpr, STRIDE: gl.constexpr):
-    """Return the end of the keys that query ``t`` sees."""
+    """Return the (exclusive) end of the keys that query ``t`` sees."""
     return gl.minimum(gl.maximum(t + (1 - BLOCK + STRIDE), 0) // STRIDE, N)
 
 
@@ -50,7 +48,7 @@ def piece_of(work, T, HQ):
     """Return the first query and the head of a piece of work.
 
     The last queries come first, because they have the most keys. Consecutive pieces take
-    consecutive heads, so that the heads of a group read the same keys.
+    consecutive heads, so that heads that share keys run at the same time.
     """
     tiles = (T + ROWS * GROUPS - 1) // (ROWS * GROUPS)
     return (tiles - 1 - work // HQ) * (ROWS * GROUPS), work % HQ
@@ -68,10 +66,10 @@ def tiles_of(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Return begin, whole, partial and end, which are tile numbers in ascending order.
+    """Return tile numbers begin <= whole <= partial <= end, for ``rows`` queries from ``first``.
 
-    Some of the ``rows`` queries that begin at ``first`` see a key of the tiles ``begin`` to
-    ``end``. All of these queries see all keys of the tiles ``whole`` to ``partial``.
+    Some of these queries see keys of the tiles begin to end - 1. All of these queries see all keys
+    of the tiles whole to partial - 1.
     """
     last = gl.maximum(gl.minimum(first + rows, T) - 1, 0)
     end0 = end_of(first, N, BLOCK, STRIDE)
@@ -110,7 +108,7 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Copy queries, keys and values: the work of one warp."""
+    """Do the work of the copying warp: copy queries, keys and values."""
     count = 0  # tiles of keys so far
     turn = 0  # pieces of work so far
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
@@ -151,10 +149,10 @@ def softmax(
     LAYOUT: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """Return the weights of logits, the new maximum, the factor of earlier sums, and the new sum.
+    """Return the weights of logits, the new maximum, the factor for earlier sums, and the sum.
 
-    EDGES says which masks the tile needs. 0: none, every query sees every key. 1: the end of each
-    query's keys. 2: the end and the beginning.
+    EDGES says which masks the tile needs. 0: none, since every query sees every key. 1: the end of
+    each query's keys. 2: the end and the beginning.
     """
     if EDGES:
         keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
@@ -174,7 +172,7 @@ def softmax(
 def logits(
     q, k_room, k_ready, count, BLOCK_N: gl.constexpr, SLOTS: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """Start the logits of the tile with number ``count`` in the ring of slots."""
+    """Start the logits of tile number ``count``, in slot ``count % SLOTS``."""
     mbarrier.wait(k_ready.index(count % SLOTS), count // SLOTS & 1)
     zero = gl.full([ROWS, BLOCK_N], 0.0, gl.float32, LAYOUT)
     k = k_room.index(count % SLOTS).permute((1, 0))
@@ -206,7 +204,7 @@ def step(
     P_LAYOUT: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """Compute the softmax of tile ``count`` in the ring, and the output of the tile before it."""
+    """Compute the softmax of tile number ``count``, and the output of the tile before."""
     before = (count - 1) % SLOTS
     parity = (count - 1) // SLOTS & 1
     s = logits(q, k_room, k_ready, count, BLOCK_N, SLOTS, S_LAYOUT)
@@ -218,7 +216,8 @@ def step(
         s, row_max, tile * BLOCK_N, lo, hi, scale_log2, BLOCK_N, S_LAYOUT, EDGES
     )
     row_sum = row_sum * alpha + some
-    # Passed long ago. But it ends a basic block, so ptxas cannot move the softmax after the wait.
+    # This wait returns at once, but it ends a basic block, so ptxas cannot move the softmax below
+    # the next wait.
     mbarrier.wait(v_ready.index(before), parity)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_empty.index(before), count=1)
@@ -254,8 +253,8 @@ def attend(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Attend with group ``WHO`` of four warps. All groups walk over the tiles that any of them
-    sees."""
+    """Do the work of warp group ``WHO``: attend for 64 queries of each piece. Both groups go over
+    all tiles of the piece."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -282,7 +281,7 @@ def attend(
         acc = gl.full([ROWS, D], 0.0, gl.float32, O_LAYOUT)
         mbarrier.wait(q_ready.index(slot), turn // Q_SLOTS & 1)
         if begin < end:
-            ahead = count - begin  # what is added to a tile for its number in the ring
+            ahead = count - begin  # ``ahead + tile`` is the tile's ``count``
             s = logits(q, k_room, k_ready, count, BLOCK_N, SLOTS, S_LAYOUT)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_empty.index(count % SLOTS), count=1)
@@ -291,7 +290,7 @@ def attend(
                 s, row_max, begin * BLOCK_N, lo, hi, scale_log2, BLOCK_N, S_LAYOUT, EDGES
             )
             p = gl.convert_layout(weights.to(q.dtype), P_LAYOUT)
-            # The slot held the output of the piece before, which has been copied out.
+            # Release the slot of the piece before, once the output in it has been copied out.
             tma.store_wait(0)
             last = (turn + 1) % Q_SLOTS * GROUPS + WHO
             mbarrier.arrive(q_empty.index(last), count=1, pred=turn > 0)
@@ -361,8 +360,8 @@ def band_hopper_kernel(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Programs take pieces of work in turn, 128 queries of a head each. For one batch entry: boxes
-    of q and out [T, HQ*D], k and v [N, H*D]; lse [HQ, T], natural."""
+    """Program i of n takes the pieces of work i, i + n, ... of one batch entry. The boxes are
+    descriptors of q and out [T, HQ*D], k and v [N, H*D]; lse is [HQ, T], natural."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype
     q_room = gl.allocate_shared_memory(dtype, [Q_SLOTS * GROUPS, ROWS, D], q_box.layout)
@@ -385,7 +384,7 @@ def band_hopper_kernel(
     fence_async_shared()
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # Arguments are written out: constants in a tuple that is a variable would become tensors.
+    # Arguments are written out, since constants in a tuple variable would become tensors.
     # fmt: off
     gl.warp_specialize(
         [

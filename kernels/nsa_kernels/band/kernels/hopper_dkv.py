@@ -1,10 +1,9 @@
-"""dK and dV of a band in a gated sum, for Hopper, in Gluon.
+"""dK and dV of attention under a band that is a branch of a gated sum, for Hopper, in Gluon.
 
-Warps share the work as in the forward (`hopper.py`). Two groups of four warps each keep the sums of
-64 keys. The copying warp walks over the queries that see some of the 128 keys, in tiles of 64, for
-all heads of the group. It copies queries and gradients by TMA, and the LSE, rest and gate of each
-row without TMA.
-A group skips the tiles that see none of its own keys.
+One warp copies and two warp groups compute, as in the forward (`hopper.py`). Each warp group adds
+up dK and dV of 64 keys. The copying warp goes over the queries that see some of the 128 keys, in
+tiles of 64, for all query heads of a key head. It copies queries and gradients by TMA, and the LSE,
+rest and gate of each row without TMA. A warp group skips tiles that see none of its own keys.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ def walk_of(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Return which keys, queries and steps this program works on.
+    """Return the first key, the key head and the share of this program, and its steps.
 
-    First come the first key, the key head and the share. Then follow the first query that sees some
-    key, the number of tiles of such queries, and the first step and the end of the share.
+    These are given by the first query that sees some key, the number of query tiles, the first
+    step, and the end of the steps.
 
-    A step is head ``step % GROUP`` of the group and tile ``step // GROUP``. Tiles begin with the
-    last queries, so programs that run at the same time walk over about the same queries. The first
-    keys come first, because the most queries see them.
+    A step takes head ``step % GROUP`` of the group and tile ``step // GROUP``. Tile 0 has the last
+    queries, so programs that run at the same time read about the same queries. Program 0 has the
+    first keys, because the most queries see them.
     """
     work = gl.program_id(0)
     share = work % shares
@@ -93,7 +92,7 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Copy queries, gradients and rows: the work of one warp."""
+    """Do the work of the copying warp: copy queries, gradients, LSE, rest and gate."""
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     first, kv_head, _share, begin, tiles, origin, end = walk_of(
         T, N, H, GROUP, window, shares, BLOCK, STRIDE, WINDOWED
@@ -153,7 +152,7 @@ def step_of(
     A_LAYOUT: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Do step ``count`` of the program. MASKED: not every query sees every key. ``start``: the
+    """Do step ``count`` of the program. MASKED: some queries do not see all keys. ``start`` is the
     first query that sees the first key, counted from the first query of the step."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     slot = count % SLOTS
@@ -181,7 +180,8 @@ def step_of(
     dp = warpgroup_mma_wait(1, deps=[dp])
     rest = rest_room.index(slot).load(COLUMNS)
     ds = p * (dp - rest[None, :])
-    # Passed long ago. But it ends a basic block, so ptxas moves nothing from above after the waits.
+    # This wait returns at once, but it ends a basic block, so ptxas moves nothing from above it
+    # below the later waits.
     mbarrier.wait(q_ready.index(slot), parity)
     ds = gl.convert_layout(ds.to(q.dtype), A_LAYOUT)
     dk = warpgroup_mma(ds, q, dk, is_async=True)
@@ -202,11 +202,11 @@ def parts_of(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Return begin, whole, partial and behind, which are step numbers in ascending order.
+    """Return the step numbers begin <= whole <= partial <= behind, from ``origin`` to ``end``.
 
-    Some query sees some of the 64 keys in the steps ``begin`` to ``behind``, out of ``origin`` to
-    ``end``. The steps ``whole`` to ``partial`` need no mask. ``sees_from`` is the first query that
-    sees the first key, counted from the first query of the walk.
+    In the steps begin to behind - 1, some query sees some of the group's 64 keys. The steps whole
+    to partial - 1 need no mask. ``sees_from`` is the first query that sees the first of the 64
+    keys, counted from the first query of the program.
     """
     all_from = sees_from + (ROWS - 1) * STRIDE
     behind = gl.maximum(tiles - (sees_from >> 6), 0)
@@ -226,9 +226,9 @@ def parts_of(
 
 @gluon.jit
 def pass_by(begin, end, q_ready, q_empty, g_ready, g_empty, SLOTS: gl.constexpr):
-    """Skip the steps of the other group.
+    """Skip steps that only the other warp group needs.
 
-    Wait for each slot, so that each is released exactly once after it is filled.
+    Wait for each slot, so that this group releases it exactly once after it is filled.
     """
     for count in range(begin, end):
         slot = count % SLOTS
@@ -270,7 +270,7 @@ def differentiate(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Compute the gradients of group ``WHO`` of four warps."""
+    """Do the work of warp group ``WHO``: dK and dV of its 64 keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -312,7 +312,7 @@ def differentiate(
     pass_by(behind - origin, end - origin, q_ready, q_empty, g_ready, g_empty, SLOTS)
     of_keys = gl.arange(0, ROWS, gl.SliceLayout(1, O_LAYOUT))
     columns = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
-    # Keys that no query sees may not be finite, and a weight of 0 times infinity is NaN.
+    # Clear the gradients of keys that no query sees: weight 0 times an infinite key is NaN.
     seen = (key + of_keys) * STRIDE + (BLOCK - 1) < T
     dk = gl.where(seen[:, None], dk * (scale_log2 * 0.6931471805599453), 0.0)
     dv = gl.where(seen[:, None], dv, 0.0)
@@ -349,10 +349,11 @@ def band_hopper_dkv_kernel(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Program (key tile, key head, share) on one axis, the share fastest. One batch entry.
+    """Program (key tile, key head, share), on one grid axis: write dk and dv [N, H*D].
 
-    Boxes are q and the gradient of the sum [T, HQ*D], and k and v [N, H*D]. lse (natural), rest and
-    gate are [HQ, T]. dk and dv are [N, H*D]. Shares are ``share_stride`` elements apart.
+    The share changes fastest. Tensors are of one batch entry. Boxes are descriptors of q and the
+    sum's gradient [T, HQ*D], and of k and v [N, H*D]. lse (natural), rest and gate are [HQ, T].
+    Shares are ``share_stride`` elements apart.
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -378,7 +379,7 @@ def band_hopper_dkv_kernel(
     fence_async_shared()
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # Arguments are written out: constants in a tuple that is a variable would become tensors.
+    # Arguments are written out, since constants in a tuple variable would become tensors.
     # fmt: off
     gl.warp_specialize(
         [

@@ -1,12 +1,10 @@
-"""dQ of a band in a gated sum, for Hopper, in Gluon.
+"""dQ of attention under a band that is a branch of a gated sum, for Hopper, in Gluon.
 
-Warps share the work as in the forward (`hopper.py`). Two groups of four warps each take the same 64
-queries of two heads that read the same keys. A group moves its queries and their gradients to
-registers at once, so that the next ones can be copied while it works. On the tensor cores it starts
-the logits of a tile, the products of gradients and values, and the dQ of the tile before. Meanwhile
-it computes the gradients of the logits.
-
-Tiles of keys are counted from the first key.
+One warp copies and two warp groups compute, as in the forward (`hopper.py`). The warp groups take
+the same 64 queries, each of one head, of two heads that read the same keys. A group loads its
+queries and their gradients into registers at once, so that the next ones can be copied while it
+works. On the tensor cores it starts the logits of a tile, the products of gradients and values, and
+the dQ of the tile before. Meanwhile it computes the gradients of the logits.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Copy queries, gradients, keys and values: the work of one warp."""
+    """Do the work of the copying warp: copy queries, gradients, keys and values."""
     count = 0  # tiles of keys so far
     turn = 0  # pieces of work so far
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
@@ -94,7 +92,7 @@ def copy(
             tma.async_copy_global_to_shared(v_box, at, v_ready.index(slot), v_room.index(slot))
             count += 1
         if ADDED:
-            # After the keys, since the slot is released only in the first step of the next piece.
+            # After the keys, since a group releases the slot only after its first step with keys.
             for group in gl.static_range(GROUPS):
                 ready = dq_ready.index(group)
                 mbarrier.wait(dq_empty.index(group), (turn & 1) ^ 1)
@@ -116,7 +114,7 @@ def weights_of(
     LAYOUT: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """Return the weights of logits. EDGES: as ``softmax`` of `hopper.py`."""
+    """Return the weights of logits. EDGES: as in ``softmax`` of `hopper.py`."""
     p = gl.exp2(s * scale_log2 - lse[:, None])
     if EDGES:
         keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
@@ -153,8 +151,8 @@ def step(
     FIRST: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """Compute the gradients of the logits of tile ``count`` in the ring. Unless it is the FIRST,
-    add the dQ of the tile before it, whose gradients are ``ds``."""
+    """Compute the gradients of the logits of tile number ``count``. Unless this tile is the FIRST,
+    add to ``acc`` the dQ of the tile before, whose logits have the gradients ``ds``."""
     slot = count % SLOTS
     before = (count - 1) % SLOTS
     parity = count // SLOTS & 1
@@ -168,7 +166,8 @@ def step(
     if FIRST:
         s = warpgroup_mma_wait(1, deps=[s])
         p = weights_of(s, tile * BLOCK_N, lo, hi, lse, scale_log2, BLOCK_N, S_LAYOUT, EDGES)
-        # Passed before. But it ends a basic block, so ptxas cannot move the weights after the wait.
+        # This wait returns at once, but it ends a basic block, so ptxas cannot move the weights
+        # below the next wait.
         mbarrier.wait(k_ready.index(slot), parity)
         dp = warpgroup_mma_wait(0, deps=[dp])
         mbarrier.arrive(v_empty.index(slot), count=1)
@@ -180,7 +179,7 @@ def step(
         dp = warpgroup_mma_wait(1, deps=[dp])
         mbarrier.arrive(v_empty.index(slot), count=1)
         made = p * (dp - rest[:, None])
-        # Again ends a basic block, before the wait for dQ.
+        # This also ends a basic block, before the wait for dQ.
         mbarrier.wait(k_ready.index(slot), parity)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(k_empty.index(before), count=1)
@@ -221,7 +220,7 @@ def differentiate(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Compute dQ of one of the two heads, in group ``WHO`` of four warps."""
+    """Do the work of warp group ``WHO``: dQ of one of the two heads."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -249,13 +248,13 @@ def differentiate(
         g = g_room.index(WHO).load(Q_LAYOUT)
         mbarrier.arrive(q_empty.index(WHO), count=1)
         if begin < end:
-            ahead = count - begin  # what is added to a tile for its number in the ring
+            ahead = count - begin  # ``ahead + tile`` is the tile's ``count``
             ds = gl.full([ROWS, BLOCK_N], 0.0, dtype, A_LAYOUT)
             ds, acc = step(
                 begin, count, q, g, k_room, v_room, k_ready, k_empty, v_ready, v_empty, ds, acc,
                 lo, hi, lse, rest, scale_log2, BLOCK_N, SLOTS, S_LAYOUT, A_LAYOUT, True, EDGES,
             )  # fmt: skip
-            # The stores of the piece before have been read.
+            # Release the slot of dq, once the dq of the piece before has been copied out of it.
             tma.store_wait(0)
             mbarrier.arrive(dq_empty.index(WHO), count=1, pred=turn > 0)
             whole = gl.minimum(gl.maximum(whole, begin + 1), end)
@@ -327,9 +326,9 @@ def band_hopper_dq_kernel(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Programs take pieces of work in turn, 64 queries of two heads each. For one batch entry:
-    boxes of q, of the sum's gradient and of dq [T, HQ*D], of k and v [N, H*D]; lse (natural), rest
-    and gate [HQ, T]. ADDED: dq is added to the values in memory."""
+    """Program i of n takes the pieces of work i, i + n, ... of one batch entry: 64 queries of two
+    heads each. Boxes are descriptors of q, the sum's gradient and dq [T, HQ*D], k and v [N, H*D].
+    lse (natural), rest and gate are [HQ, T]. ADDED: add dq to the values in memory."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype
     q_room = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D], q_box.layout)
@@ -358,7 +357,7 @@ def band_hopper_dq_kernel(
     fence_async_shared()
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # Arguments are written out: constants in a tuple that is a variable would become tensors.
+    # Arguments are written out, since constants in a tuple variable would become tensors.
     # fmt: off
     gl.warp_specialize(
         [

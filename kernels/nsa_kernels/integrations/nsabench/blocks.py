@@ -21,7 +21,7 @@ def blocks(
     sm_scale: float,
     block_size: int,
 ) -> torch.Tensor:
-    """Give each program a block of keys and all its queries, by a plan; merge partial results."""
+    """Give each program a block of keys and queries that chose it, then merge partial results."""
     out = block_selection_attention(
         q,
         k,

@@ -14,7 +14,7 @@ from .record import shown
 
 
 def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
-    """Return the CUDA C++ kernels of an op, so that they can be compiled without a GPU."""
+    """Return a function that yields an op's CUDA C++ kernels, to compile them without a GPU."""
 
     def variants(capability: int) -> Iterator[KernelVariant]:
         try:
@@ -35,7 +35,7 @@ def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
 
 
 def _plan_of(plan: Callable[..., cuda.Plan]) -> Callable[..., str]:
-    """Return for the record how the CUDA C++ kernels would be launched on these arguments."""
+    """Return a function that describes, for the record, how a CUDA C++ kernel is launched."""
 
     def config(*tensors: torch.Tensor, sm_scale: float, **longest: int) -> str:
         chosen = plan(*tensors, *longest.values())

@@ -14,7 +14,7 @@ DEVICES = ("cuda", "interpreter")
 
 
 def config_of(op: str) -> Callable[..., str]:
-    """Return for the record the configuration of a launch on these arguments."""
+    """Return a function that describes, for the record, the configuration of a launch of ``op``."""
 
     def config(*tensors: torch.Tensor, sm_scale: float, **longest: int) -> str:
         (bound,) = longest.values() or (None,)

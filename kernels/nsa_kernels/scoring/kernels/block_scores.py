@@ -2,9 +2,9 @@
 
 A compressed key covers ``REACH`` strides of tokens, and a selection block covers ``SPAN``. A block
 gets the attention weight of each compressed key times the number of strides that both cover, summed
-over the heads of the group. The weights are computed again from the LSE, since to compute a logit
-is faster than to move it through memory. They are first summed over the heads, in registers. Once
-for each tile, the sums are multiplied by a matrix of small integers: the strides in common.
+over the heads of the group. The weights are computed again from the LSE, since computing a logit is
+faster than storing and loading it. They are first summed over the heads, in registers. Once for
+each tile, the sums are multiplied by a matrix of small integers: the strides in common.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _add_weights(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Add the weights of ``group`` heads to ``acc`` [queries, keys]. On an ``edge``, count only
-    ``keys`` that each query has ``seen``."""
+    """Add the weights of ``group`` heads to ``acc`` [queries, keys]. If ``edge``, leave out
+    ``keys`` that a query does not see, which are those from ``seen``."""
     row = tl.arange(0, acc.shape[0])
     for i in range(group):
         head = q_ptr + tl.cast(i, tl.int64) * q_sh
@@ -56,7 +56,7 @@ def _shared_strides(
     REACH: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Return bfloat16 [KEYS, PAD_BLOCKS]: the strides that key ``first + i``, counted from the
+    """Return bfloat16 [KEYS, PAD_BLOCKS]: how many strides key ``first + i``, counted from the
     first block of a tile, shares with block j. They are at most SPAN, which is exact in
     bfloat16."""
     begin = first + tl.arange(0, KEYS)[:, None] - tl.arange(0, PAD_BLOCKS)[None, :] * SPAN
@@ -66,8 +66,7 @@ def _shared_strides(
 
 @triton.jit
 def _sum_of_keys(acc, shared, scores):
-    """Return ``scores + acc @ shared`` as exact as in float32, by three bfloat16 parts of
-    ``acc``."""
+    """Return ``scores + acc @ shared``, exact to float32: ``acc`` is split into three bfloat16s."""
     for _ in tl.static_range(3):
         part = narrow(acc, tl.bfloat16)
         scores = dot(part, shared, scores)
@@ -113,12 +112,12 @@ def block_scores_kernel(
     BEHIND: tl.constexpr,
     VISIBLE: tl.constexpr,
 ):
-    """Program (query tile, BLOCKS blocks, batch and key head): scores [B,T,H,n_blocks].
+    """Program (query tile, BLOCKS blocks, batch and key head): write scores [B,T,H,n_blocks].
 
-    The keys of a tile come in CHUNKS of KEYS. PACKED: blocks and keys are counted from the
-    beginning of a query's sequence. BEHIND: the queries are the last tokens of their sequences.
-    ``first_position`` tokens come before them, or in packed sequences all that are not queries.
-    VISIBLE: blocks that no query of a tile sees are not written.
+    The keys of a tile come in CHUNKS chunks of KEYS keys. PACKED: blocks and keys are counted from
+    the beginning of a query's sequence. BEHIND: the queries are the last tokens of their sequences.
+    Before them come ``first_position`` tokens, or in packed sequences all other tokens of the
+    sequence. VISIBLE: blocks that no query of a tile sees are not written.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     H = HQ // GROUP
@@ -138,7 +137,7 @@ def block_scores_kernel(
         s0 = sequence_of(cu_ptr, first, sequences, STEPS)
         s1 = sequence_of(cu_ptr, last, sequences, STEPS)
     scores = tl.zeros([BLOCK_M, PAD_BLOCKS], dtype=tl.float32)
-    farthest = -1  # the last position of a query in its sequence
+    farthest = -1  # the largest position of a query in its sequence
     for chunk in range(CHUNKS):
         from_block = chunk * KEYS - (REACH - 1)
         keys = block * SPAN + from_block + tl.arange(0, KEYS)
@@ -177,7 +176,7 @@ def block_scores_kernel(
                     q_ptr,
                     k,
                     lse_ptr,
-                    # There is no key before the first one of a sequence.
+                    # Keys before the first of a sequence become N, which no query sees.
                     tl.where(keys >= 0, keys, N),
                     seen,
                     (low < 0) | (low + KEYS > least),

@@ -3,16 +3,15 @@
 Compressed keys cover two strides of tokens and begin one stride apart; a block has four strides.
 So block j shares 1, 2, 2, 2 and 1 strides with the keys 4j - 1 to 4j + 3.
 
-A tile is 128 keys that begin with key 4b - 1, in an order of its own: column 32s + i is key
-4(b + i) - 1 + s. One thread then holds all terms of a block's sum, except the key that the block
-shares with the next one, which is a column away. So a tile of 128 keys completes 31 blocks.
+A tile is the 128 keys from 4b - 1, reordered: column 32s + i is key 4(b + i) - 1 + s. One thread
+then holds all terms of a block's sum, except the key that the block shares with the next block,
+which is in the next column. Block 31 of a tile has no next column, so a tile completes 31 blocks.
 
-Warps share the work. One warp copies, by TMA, the keys of a piece of work and the queries of each
-head of the group into shared memory. Two groups of four warps each add up the weights of their own
-tile of keys; the two tiles are adjacent. The tensor cores compute the logits of a head while a
-group computes the weights of the head before, also from one piece to the next. The warps
-synchronise by two barriers in shared memory for each slot: ``ready`` says that it is filled,
-``empty`` that it may be filled again.
+A piece of work is 64 queries of a key head's group and two adjacent tiles of keys. One warp copies,
+by TMA, these keys and the queries of each head into shared memory. Two warp groups each add up the
+weights of one tile of keys. The tensor cores compute the logits of a head while a group computes
+the weights of the head before, also from one piece to the next. Each slot in shared memory has two
+barriers: ``ready`` says that the slot is filled, ``empty`` that it may be filled again.
 
 Logits are in the log2 domain.
 """
@@ -37,14 +36,14 @@ BLOCKS = gl.constexpr(31)  # blocks that a tile of keys completes
 GROUPS = gl.constexpr(2)
 PAIR = gl.constexpr(62)  # blocks of the two tiles of a piece of work
 PANEL = gl.constexpr(64)  # columns of 16 bits in 128 bytes, the width of a copied box
-K_SLOTS = gl.constexpr(2)  # for each group, so that the next keys arrive during the work
-BYTES = gl.constexpr(2)  # of an element, float16 or bfloat16
+K_SLOTS = gl.constexpr(2)  # per warp group: the next keys are copied during the work
+BYTES = gl.constexpr(2)  # per element, float16 or bfloat16
 COPYING_REGISTERS = gl.constexpr(24)
 
 
 @gluon.jit
 def quotient(a, b):
-    """Return a // b below two million. A float quotient is off by at most one, and is corrected."""
+    """Return a // b for numbers below two million. Float quotients are off by one at most."""
     found = (a.to(gl.float32) / b.to(gl.float32)).to(gl.int32)
     found = gl.where(found * b > a, found - 1, found)
     return gl.where((found + 1) * b <= a, found + 1, found)
@@ -54,12 +53,12 @@ def quotient(a, b):
 def piece_of(work, H, works):
     """Return whether piece ``work`` exists, its query tile, its pair of key tiles, its key head.
 
-    A pair makes 62 blocks, so the query tiles 62g to 62g + 61 see g + 1 pairs. The last queries
+    A pair completes 62 blocks, so the query tiles 62g to 62g + 61 see g + 1 pairs. The last queries
     come first, and consecutive pieces take consecutive key heads.
     """
     left = gl.maximum(works - 1 - work, 0)
     place = quotient(left, H)
-    # There are 62g(g + 1)/2 places before the first place of g. The root may be off by one.
+    # Before the first place of g, there are 62g(g + 1)/2 places. The root may be off by one.
     half = place // PAIR
     g = ((gl.sqrt((8 * half + 1).to(gl.float32)) - 1.0) * 0.5).to(gl.int32)
     g = gl.where((g + 1) * (g + 2) // 2 <= half, g + 1, g)
@@ -94,7 +93,7 @@ def copy(
     D: gl.constexpr,
     Q_SLOTS: gl.constexpr,
 ):
-    """Copy keys and queries: the work of one warp."""
+    """Do the work of the copying warp: copy keys and queries."""
     PANELS: gl.constexpr = D // PANEL
     parts = k_room._reinterpret(
         k0_box.dtype, [K_SLOTS * GROUPS * PANELS * PARTS, PART, PANEL], k0_box.layout
@@ -112,8 +111,7 @@ def copy(
             for panel in gl.static_range(PANELS):
                 column = head * D + panel * PANEL
                 part = (slot * PANELS + panel) * PARTS
-                # The parts begin with the keys 4b - 1, 4b, 4b + 1 and 4b + 2. Keys before the first
-                # are 0.
+                # The parts begin with keys 4b - 1, 4b, 4b + 1 and 4b + 2. Key -1 is read as 0.
                 tma.async_copy_global_to_shared(k3_box, [b - 1, column], ready, parts.index(part))
                 tma.async_copy_global_to_shared(k0_box, [b, column], ready, parts.index(part + 1))
                 tma.async_copy_global_to_shared(k1_box, [b, column], ready, parts.index(part + 2))
@@ -132,9 +130,9 @@ def copy(
 def next_column(z):
     """Return z[:, i + 1] for z int32 [64, 32] in the layout of an accumulator; i = 31 is undefined.
 
-    Four threads c hold the columns 8i + 2c and 8i + 2c + 1 of a row. The next column of the first
-    is the thread's own second. The next column of the second is the first of thread c + 1, or of
-    thread 0, 8 columns further, for the last thread.
+    Thread c of four holds the columns 8i + 2c and 8i + 2c + 1 of a row. The column after the first
+    is its own second. The column after the second is the first of thread c + 1. For the last
+    thread, it is the first of thread 0, 8 columns further.
     """
     return gl.inline_asm_elementwise(
         """
@@ -193,8 +191,8 @@ def next_column(z):
 
 @gluon.jit
 def store(acc, scores_ptr, tile, head, b, T, N, H, n_blocks, S_LAYOUT: gl.constexpr):
-    """Compute the scores of blocks b to b + 30 from the weights of their keys [64, 128]. Store
-    those of blocks that begin at or before their query."""
+    """Compute the scores of blocks b to b + 30 from the weights of their keys [64, 128]. Store a
+    score if the block begins at or before the query."""
     # The layout of an accumulator of 32 columns, and a layout to store whole rows.
     PART_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     ROW_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
@@ -223,7 +221,7 @@ def store(acc, scores_ptr, tile, head, b, T, N, H, n_blocks, S_LAYOUT: gl.conste
 def lses_of(lse_ptr, tile, head, T, LAYOUT: gl.constexpr):
     """Return the addresses of the LSEs of a tile of queries and a head.
 
-    Queries behind the last one, which are not stored, get the address of its LSE.
+    Rows after the last query, whose scores are not stored, get the address of its LSE.
     """
     t = gl.minimum(tile * ROWS + gl.arange(0, ROWS, LAYOUT), T - 1)
     return lse_ptr + head.to(gl.int64) * T + t
@@ -260,9 +258,9 @@ def score(
     D: gl.constexpr,
     Q_SLOTS: gl.constexpr,
 ):
-    """Compute scores with group ``WHO`` of four warps. It is ``active`` in pieces whose queries see
-    blocks of its tile of keys; the first group always is. Each turn takes two heads, so that no
-    logits are moved between registers."""
+    """Do the work of warp group ``WHO``: the scores of one tile of keys. The group is ``active`` in
+    pieces whose queries see blocks of its tile; group 0 always is. Each iteration takes two heads,
+    so that no logits are moved between registers."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     zero = gl.full([ROWS, KEYS], 0.0, gl.float32, S_LAYOUT)
@@ -271,7 +269,7 @@ def score(
     there, tile, pair, head = piece_of(gl.program_id(0), H, works)
     active = there & ((GROUPS * pair + WHO) * BLOCKS <= tile)
     lse_a = base_2(lses_of(lse_ptr, tile, head * GROUP, T, S_ROWS))
-    # The logits of the first head are started at the end of the piece before.
+    # Start the logits of the first head. For later pieces, the piece before starts them.
     mbarrier.wait(k_ready.index(WHO), 0, pred=active)
     mbarrier.wait(q_ready.index(0), 0, pred=active)
     k = k_room.index(WHO).permute((1, 0))
@@ -296,8 +294,8 @@ def score(
                 sb = warpgroup_mma(q_room.index(slot), k, zero, use_acc=False, is_async=True)
                 lse_b = base_2(lses + i * T)
                 acc += weights(sa, scale_log2, lse_a)
-                # Passed already. But it ends a basic block: otherwise ptxas may move the weights
-                # behind the wait for the logits.
+                # This wait returns at once, but it ends a basic block: otherwise ptxas may move the
+                # weights below the wait for the logits.
                 mbarrier.wait(q_ready.index(slot), c // Q_SLOTS & 1)
                 sb = warpgroup_mma_wait(0, deps=[sb])
                 mbarrier.arrive(q_empty.index(slot), count=1)
@@ -323,7 +321,7 @@ def score(
             sb = warpgroup_mma_wait(0, deps=[sb])
             mbarrier.arrive(q_empty.index(slot), count=1)
             mbarrier.arrive(k_empty.index(k_slot), count=1)
-            # These logits are not used if this group is not active in the next piece.
+            # Start the first logits of the next piece, which an inactive group does not use.
             mbarrier.wait(k_ready.index(next_k_slot), next_k_parity, pred=next_active)
             mbarrier.wait(q_ready.index(next_slot), next_parity, pred=next_active)
             k = k_room.index(next_k_slot).permute((1, 0))
@@ -337,8 +335,7 @@ def score(
             there, next_tile, next_pair, next_head = piece_of(work + gl.num_programs(0), H, works)
             next_active = there & ((GROUPS * next_pair + WHO) * BLOCKS <= next_tile)
             next_lse = base_2(lses_of(lse_ptr, next_tile, next_head * GROUP, T, S_ROWS))
-            # Also wait for slots that are not read, since a slot must be filled before it is given
-            # back.
+            # Wait also for slots that are not read: a slot must be filled before its release.
             for c in range(count, next_count):
                 mbarrier.wait(q_ready.index(c % Q_SLOTS), c // Q_SLOTS & 1)
                 mbarrier.arrive(q_empty.index(c % Q_SLOTS), count=1)
@@ -382,11 +379,11 @@ def block_scores_hopper_kernel(
     Q_SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """Compute the block scores of one batch.
+    """Program i of n takes the pieces of work i, i + n, ... of one batch entry.
 
-    Programs take pieces of work in turn: 64 queries of a key head's group with 62 blocks each.
-    GROUP is even. ``q_box`` describes q [T, HQ*D]. The boxes k0 to k3 describe every fourth key,
-    [N/4, H*D], and begin with key 0, 1, 2 and 3. lse is [HQ, T], natural; scores [T, H, n_blocks].
+    A piece is 64 queries of a key head's group, and 62 blocks. GROUP is even. ``q_box`` describes q
+    [T, HQ*D]. The boxes k0 to k3 describe every fourth key, [N/4, H*D], and begin with key 0, 1, 2
+    and 3. lse is [HQ, T], natural; scores are [T, H, n_blocks].
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype
@@ -405,7 +402,7 @@ def block_scores_hopper_kernel(
     fence_async_shared()
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # Arguments are written out: constants in a tuple that is a variable would become tensors.
+    # Arguments are written out, since constants in a tuple variable would become tensors.
     # fmt: off
     gl.warp_specialize(
         [

@@ -1,10 +1,10 @@
 """The kernel that chooses blocks by their scores.
 
 A row of scores is cut into groups, and the highest score of each group is kept. A round takes the
-highest of these scores, reads its group again (from L1), and replaces the score by the next one of
-the group. No list of taken blocks is needed: blocks are taken by descending score, and equal scores
-by index, so all blocks before the last one in this order are taken. One warp does a row, and a
-reduction over 32 lanes is one instruction.
+highest of these scores, reads its group again (from L1), and replaces the score by the next highest
+of the group. Blocks are taken by descending score, and equal scores by index. So the taken blocks
+are those up to the last one in this order, and no list of them is needed. One warp does a row, and
+a reduction over 32 lanes is one instruction.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _choose(
     ALIGNED: tl.constexpr,
     SPANS: tl.constexpr,
 ):
-    """Choose the blocks of a query at ``position`` of its sequence; -1: the query is in none."""
+    """Choose the blocks of a query at ``position`` of its sequence (-1: it is in no sequence)."""
     held = tl.where(position >= 0, position // SIZE + 1, 0)
     forced = tl.minimum(held, LOCAL + 1)
     end = held - LOCAL
@@ -81,7 +81,7 @@ def _choose(
         rest = tl.max(tl.where(block == chosen, -1, rank), 0)
         highest = tl.where(groups == group, rest, highest)
         if GROUPS == MEMBERS:
-            # Changes no value, since no rank is below -1. But it gives ``rank`` this layout,
+            # This changes no value, since no rank is below -1. But it gives ``rank`` this layout,
             # one element for each lane, so that each of four reductions is one instruction.
             highest = tl.maximum(highest, tl.minimum(rank, -1))
         last = best
@@ -128,15 +128,15 @@ def select_blocks_kernel(
     """Program (ROWS queries and heads of a batch): choose blocks by scores [B,T,H,n_blocks].
 
     The result is int32: block numbers [B,T,H,COUNT], or with SPANS their tokens [B,T,H,COUNT,2]. A
-    block that begins behind the query is never taken. Slots without a block are -1, or (0, 0).
+    block that begins after the query is never taken. Slots without a block are -1, or (0, 0).
 
-    PACKED: positions are counted from where cu_seqlens begins the query's sequence.
-    BEHIND: the queries of a sequence are the last of its tokens, and spans are counted from where
-    cu_tokens begins the first sequence.
+    PACKED: positions are counted from the beginning of the query's sequence.
+    BEHIND: the queries of a sequence are the last of its tokens, and spans are counted from the
+    first token of all sequences.
     POSITIONS: each batch entry adds a number to its positions, which end at ``last_position``.
     A query at a position below 0 selects nothing.
-    WITH_WINDOW, for one query: spans [B,2,H,COUNT,2]; the second of the two has the last ``window``
-    keys as its only span.
+    WITH_WINDOW, for one query: the result is [B,2,H,COUNT,2]. Its second half has the last
+    ``window`` keys as the only span.
     """
     start_next_launch(PDL)
     wait_for_last_launch(PDL)

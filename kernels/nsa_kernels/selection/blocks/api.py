@@ -1,7 +1,7 @@
 """``block_selection_attention``: every query attends to the blocks of keys that it chose.
 
-Forward and backward are custom operators, so that torch.compile and CUDA graphs see them whole. The
-plan is an operator of its own. The backward and layers with the same selection share it.
+Forward, backward and plan are custom operators, so torch.compile sees each of them as one call. The
+backward, and layers with the same selection, share the plan.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ def block_selection_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Causal attention over the chosen blocks of keys (arXiv 2502.11089, section 3.3.2).
 
-    Query t sees keys up to its own position of blocks ``block_indices[b, t, h]`` of its sequence;
-    the HQ // H query heads of a group share its choice. Differentiable in q, k and v.
+    Query t sees the keys of the blocks ``block_indices[b, t, h]`` of its sequence, up to its own
+    position. The HQ // H query heads of a group share a choice. Differentiable in q, k and v.
 
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32 (float64: the plain torch path, for tests).
         k: [B, T, H, D]. v: [B, T, H, Dv]. D and Dv in 16..256, HQ a multiple of H.
         block_indices: int32 [B, T, H, S], counted from the start of the query's sequence. Negative
-            ones, blocks in the future and repetitions within a row count for nothing.
-        block_size: keys a block, a power of two in 16..128.
+            indices, blocks in the future and repetitions within a row are ignored.
+        block_size: keys in a block, a power of two in 16..128.
         sm_scale: factor on q.k, positive; 1/sqrt(D) when None.
-        cu_seqlens: int32 [sequences + 1], when B = 1 and T packs several sequences. Its values are
-            never read on the host; tokens in no sequence give 0.
+        cu_seqlens: int32 [sequences + 1], if B = 1 and several sequences are packed along T. Its
+            values are never read on the host; tokens in no sequence give 0.
         plan: what ``plan_blocks`` made of the same block_indices, block_size and cu_seqlens.
-        workspace_bytes: bound of the memory besides arguments, results and the lists of queries of
-            each block. At a million tokens, these lists take half as much.
-        return_lse: also return the log-sum-exp, not differentiable.
+        workspace_bytes: bound of the memory besides arguments and results. It includes the lists of
+            queries of each block: 0.5 GiB for a million tokens, 4 key heads and 16 blocks.
+        return_lse: also return the log-sum-exp, which is not differentiable.
 
     Returns:
-        out [B, T, HQ, Dv] in q's dtype; 0 where a query sees no key. With ``return_lse`` also lse
+        out [B, T, HQ, Dv] in q's dtype; 0 if a query sees no key. With ``return_lse`` also lse
         float32 [B, T, HQ] (natural log; -inf without a key).
 
     Raises:
@@ -85,7 +85,7 @@ def block_selection_attention(
         out = q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum() for x in (q, k, v))
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else out
     if grad and not without_values:
-        # Refuse here what the backward does not support, and not after the forward.
+        # Refuse what the backward does not support now, and not after the forward.
         backward_config(shape)
     if plan is None and not grad and query_major_wins(shape):
         query_major = torch.ops.nsa_kernels.block_query_major
@@ -114,8 +114,8 @@ def _launch(
     sm_scale: float | None,
     workspace_bytes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out and lse without a gradient, and without operators, which take longer than the
-    launches."""
+    """Return out and lse, without a gradient. The launches are not called as operators, since that
+    takes longer than the launches themselves."""
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
     scale = softmax_scale(OP, q, sm_scale)
     check_whole(OP, "workspace_bytes", workspace_bytes, 0)
@@ -146,7 +146,7 @@ def plan_blocks(
     Args:
         q, k, v, block_indices, block_size, cu_seqlens, workspace_bytes: as
             ``block_selection_attention``; only the shapes of q, k and v count.
-        backward: whether the calls will be differentiated, which decides the size of its chunks.
+        backward: whether the calls will be differentiated, which decides the size of chunks.
     """
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
     check_whole(OP, "workspace_bytes", workspace_bytes, 0)

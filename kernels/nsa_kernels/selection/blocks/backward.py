@@ -1,8 +1,9 @@
 """Block-major backward: a program keeps dK and dV of a block, and stores a partial dQ per query.
 
-The probabilities are recomputed from the LSE. A work item sums dK and dV of its block over its
-queries. The first item of a block adds them to the total. Further items store theirs in a
-workspace, and they are added in order. Nothing is summed by atomics, so two runs agree bit for bit.
+The probabilities are recomputed from the LSE. A work item is some queries that chose one block. It
+adds up dK and dV of the block over these queries. The first item of a block adds its sums to the
+total. All further items store their sums in a workspace, from where ``spill_kernel`` adds them in
+order. Nothing is added by atomics, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def block_major_backward(
     gated: Gated | None = None,
     onto: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq [N, HQ, D], dk [N, H, D], dv [N, H, Dv] in q's dtype, from what the forward gave.
+    """Return dq [N, HQ, D], dk [N, H, D] and dv [N, H, Dv] in q's dtype.
 
     Args:
-        out, lse: [N, HQ, Dv] and [N, HQ], contiguous; do: [N, HQ, Dv].
+        out, lse: of the forward, [N, HQ, Dv] and [N, HQ], contiguous; do: [N, HQ, Dv].
         heads: as in the forward.
-        gated: with [N, HQ]. Then ``do`` is the gradient of the gated sum, and ``out`` is not read.
-        onto: contiguous gradients of k and v. dk and dv are added to them, and they are returned.
+        gated: tensors [N, HQ]. Then ``do`` is the gradient of the gated sum; ``out`` is not read.
+        onto: contiguous gradients of k and v, to which dk and dv are added, and which are returned.
     """
     n, hq, d = q.shape
     h, dv = v.shape[1:]
@@ -148,14 +149,14 @@ def _main(
     config: BlockConfig,
     dims: dict[str, int],
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Return the kernel of the main launch, its q and do, and its constants and options.
+    """Return the kernel of the main launch, its arguments for q and do, and its constants.
 
     ``dims``: the head dims for the kernel in Triton. The kernel in Gluon takes the same arguments,
     but q and do may be descriptors.
     """
     g = q.shape[1] // k.shape[1]
     if runs_gluon(q.device) and hopper_backward_fits(q, k, v, lse, do, block_size):
-        # Some Tritons cannot import it.
+        # Imported here, since some versions of Triton cannot import it.
         from .kernels import hopper_backward as hopper
 
         constants = hopper.constants_of(g)

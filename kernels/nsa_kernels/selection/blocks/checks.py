@@ -1,4 +1,4 @@
-"""Checks of the arguments of ``block_selection_attention`` and ``plan_blocks``."""
+"""Argument checks of ``block_selection_attention`` and ``plan_blocks``."""
 
 from __future__ import annotations
 

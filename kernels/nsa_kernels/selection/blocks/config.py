@@ -1,4 +1,4 @@
-"""Rules from shapes that choose a block kernel, and how it is launched.
+"""Choose a block kernel, and how it is launched, by rules from the shapes of a call.
 
 docs/explanation/kernels/blocks.md says why; notes/blocks.md holds the sweeps.
 """
@@ -17,16 +17,16 @@ from ...launch.sizes import cdiv, next_power_of_2
 
 WORKSPACE_BYTES = 1 << 30
 NO_CHUNK = 32
-"""Tokens of a chunk in a plan without tokens, which has no chunks."""
+"""The chunk size of a plan without tokens, which has no chunks."""
 BITS_BYTES = 64 << 20
-"""Scratch memory for the bits of a plan. If they need more, the plan is built in several passes."""
+"""Scratch memory for the bits from which a plan is built, in several passes if they need more."""
 PROGRAMS = 2048
 """Work items that keep a large device busy to the end of a launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Sizes of a call: N tokens, HQ query and H KV heads, S blocks a token of ``block_size``."""
+    """Sizes of a call: N tokens, HQ query and H KV heads, S blocks of ``block_size`` per token."""
 
     n: int
     hq: int
@@ -51,9 +51,9 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """A launch: ``rows`` (query, head) of a tile, and at most ``queries`` of a block for a program.
+    """A launch: a tile has ``rows`` rows (query, head), a program at most ``queries`` queries.
 
-    ``ahead``: the forward loads the tokens of a tile one tile early.
+    ``ahead``: the forward loads the token numbers of a tile during the work on the tile before.
     """
 
     rows: int
@@ -74,9 +74,9 @@ def beyond_int32(*tensors: torch.Tensor) -> bool:
 def hopper_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int) -> bool:
     """Return whether ``kernels/hopper.py`` takes q [N, HQ, D], k [N, H, D] and v [N, H, Dv].
 
-    Its tiles have 64 rows, a multiple of the group, and 64 keys, with 64 or 128 columns. It copies
-    16 bytes at a time, so the compiler must know that addresses are multiples of 16 bytes.
-    Strides must be multiples of 16 elements, because Triton says nothing finer about them.
+    The kernel's tiles have 64 rows, a multiple of the group, and 64 keys, with 64 or 128 columns.
+    It copies 16 bytes at a time, so the compiler must know that addresses are multiples of 16
+    bytes. Triton only tells it about multiples of 16, so strides must be multiples of 16 elements.
     """
     return (
         block_size == 64
@@ -96,7 +96,8 @@ def hopper_backward_fits(
     block_size: int,
 ) -> bool:
     """Return whether ``kernels/hopper_backward.py`` takes a call that ``hopper_fits``; lse [N, HQ],
-    do [N, HQ, Dv]. It has offsets of 32 bits, and tokens must be a whole number of heads apart."""
+    do [N, HQ, Dv]. Offsets must fit in 32 bits, and the head stride must divide the token
+    stride."""
     return (
         hopper_fits(q, k, v, block_size)
         and q.shape[2] == v.shape[2] == 128
@@ -115,14 +116,14 @@ def _in_16_bytes(x: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Tokens of a chunk, and KV heads that are worked on at once."""
+    """How many tokens a chunk has, and how many KV heads a launch takes."""
 
     chunk: int
     heads: int
 
 
 WIDE_SHARED = 200 << 10
-"""Shared memory of a program, in bytes. GPUs with more multiply transposed operands in place."""
+"""GPUs with more bytes of shared memory for a program multiply transposed operands in place."""
 
 
 def _forward_bytes(shape: BlockShape, rows: int) -> int:
@@ -135,7 +136,7 @@ def _forward_bytes(shape: BlockShape, rows: int) -> int:
 def _backward_bytes(shape: BlockShape, rows: int) -> int:
     """Return the shared memory of a compiled backward tile: K and V, q and d_out, the scores.
 
-    GPUs with less than ``WIDE_SHARED`` also keep a transposed K.
+    GPUs with ``WIDE_SHARED`` or less also keep a transposed K.
     """
     d, dv = next_power_of_2(shape.d), next_power_of_2(shape.dv)
     wide = device_limits(shape.device).shared_bytes > WIDE_SHARED
@@ -146,14 +147,14 @@ def _backward_bytes(shape: BlockShape, rows: int) -> int:
 
 
 def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int]) -> int:
-    """Return the most rows of a tile, 64 or a query's heads, that fit in shared memory.
+    """Return the most rows of a tile, up to 64 but at least a group, that fit in shared memory.
 
     Raises:
         ValueError: even the fewest rows do not fit.
     """
     padded_group = next_power_of_2(shape.group)
     if shape.dtype.itemsize == 4:
-        # IEEE products on the plain cores hold their operands in registers.
+        # IEEE fp32 products run on CUDA cores, with whole operands in registers.
         return max(32, padded_group)
     limit = device_limits(shape.device).shared_bytes
     rows = 64
@@ -163,15 +164,16 @@ def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int
     require(
         room(shape, rows) <= limit,
         f"block_selection_attention: the {of} with D={shape.d}, Dv={shape.dv}, block_size="
-        f"{shape.block_size} and {shape.group} query heads a key head needs "
-        f"{room(shape, rows) >> 10} KiB of shared memory, and {shape.device} gives a program "
-        f"{limit >> 10}; take a smaller block_size",
+        f"{shape.block_size} and {shape.group} query heads per key head needs "
+        f"{room(shape, rows) >> 10} KiB of shared memory, but a program has only {limit >> 10} KiB "
+        f"on {shape.device}; take a smaller block_size",
     )
     return rows
 
 
 def forward_config(shape: BlockShape) -> BlockConfig:
-    """Return work items of about 1,000 rows, to load K and V rarely and still end evenly."""
+    """Return the launch of the forward. Its items have 512 rows or more, so that K and V are loaded
+    rarely, but not many more, so that programs end at about the same time."""
     rows = _tile_rows(shape, "forward", _forward_bytes)
     wide = max(shape.d, shape.dv) > 128
     # 128 registers let four programs of four warps share a multiprocessor.
@@ -188,7 +190,7 @@ def _backward_queries(shape: BlockShape) -> int:
 
 
 def backward_config(shape: BlockShape) -> BlockConfig:
-    """Return longer items than in the forward, since each program also writes dK and dV."""
+    """Return the launch of the backward, with longer items, since an item also writes dK and dV."""
     warps = 8 if max(shape.d, shape.dv) > 128 else 4
     return BlockConfig(
         _tile_rows(shape, "backward", _backward_bytes), _backward_queries(shape), warps, None
@@ -196,19 +198,18 @@ def backward_config(shape: BlockShape) -> BlockConfig:
 
 
 def _even(n: int, most: int) -> int:
-    """Return the length of even chunks of n tokens, at most ``most``; a multiple of 32."""
+    """Return the length, a multiple of 32 and at most ``most``, of even chunks of n tokens."""
     return min(cdiv(cdiv(n, cdiv(n, most)), 32) * 32, most)
 
 
 def _too_small(cap: int, need: int) -> ValueError:
     return ValueError(
-        f"block_selection_attention: a workspace of {cap} bytes is too small for these shapes; "
-        f"they need at least {need}"
+        f"block_selection_attention: workspace_bytes={cap} is too small; pass at least {need}"
     )
 
 
 def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """Return chunks of at least 1,000 tokens, with as many heads at once as possible."""
+    """Return as many heads at once as leave room for chunks of 1,024 tokens, but at least one."""
     entry = shape.group * (shape.dv * shape.dtype.itemsize + 4)
     left = cap - shape.plan_bytes
     if left < 32 * shape.s * entry:
@@ -219,10 +220,9 @@ def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
 
 
 def backward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """Return the workspace with the fewest launches, then with the longest chunks.
+    """Return the workspace with the fewest launches, and of several, the one with longest chunks.
 
-    dK and dV of the heads in a launch are summed in fp32. The further items of a block store their
-    sums, at most one block for each full item.
+    It holds partial dQ, fp32 sums of dK and dV, and the sums of a block's items except the first.
     """
     width = shape.d + shape.dv
     left = cap - 8 * shape.n * shape.h * shape.s - 4 * shape.n * shape.hq
@@ -245,16 +245,15 @@ def backward_workspace(shape: BlockShape, cap: int) -> Workspace:
 
 
 def heads_at_once(shape: BlockShape, chunk: int, room: Workspace) -> int:
-    """Return the KV heads of a launch, with a plan in chunks of ``chunk``, in a given workspace."""
+    """Return how many KV heads a launch takes in workspace ``room``, if the chunk is ``chunk``."""
     return min(shape.h, max(room.chunk * room.heads // chunk, 1))
 
 
 def query_major_wins(shape: BlockShape) -> bool:
-    """Return whether the query-major kernel is faster than a plan, block-major partials and a
-    merge.
+    """Return whether the query-major kernel is faster than a plan and the block-major kernels.
 
-    The rates of the two loops, from L2 and from memory, are in bytes/us. They were measured with an
-    H200 and are scaled by data sheets for other devices.
+    The estimate uses the rates, in bytes/us, at which the kernels load from L2 and from memory.
+    These rates were measured on an H200, and for other devices are scaled by the data sheets.
     """
     if shape.device.type != "cuda":
         return shape.n <= 64

@@ -1,8 +1,9 @@
-"""Block-major forward: a program keeps one block of keys and walks the queries that chose it.
+"""Block-major forward: a program loads one block of keys, for queries that chose the block.
 
 Query-major loops read K and V of every chosen block from L2 for every query, which limits their
-speed. Here a block is read once for each work item. Instead, each (query, block) writes and reads a
-partial result once, ``G * Dv`` values. The partials of a chunk of tokens are merged by their LSE
+speed. Here K and V of a block are read once for each work item, which is up to ``queries`` queries
+that chose the block. The price is a partial result of ``G * Dv`` values for each (query, block),
+which is written and read once. The partial results of a chunk of tokens are merged by their LSEs
 before the next chunk overwrites them, which bounds the workspace.
 """
 
@@ -22,10 +23,10 @@ from .plan import BlockPlan
 
 @dataclass(frozen=True, slots=True)
 class GatedSum:
-    """The sum of three branches that the last merge writes: ``total`` [N, HQ, Dv].
+    """The gated sum of three branches, which the merge kernel writes to ``total`` [N, HQ, Dv].
 
     compressed, near: the other two branches, [N, HQ, Dv]; ``near`` may be ``total`` itself. gates:
-    [N, HQ, 3]. All are contiguous. kept: whether the merged branch is also stored, for the
+    [N, HQ, 3]. All are contiguous. kept: whether the selected branch is also stored, for the
     backward.
     """
 
@@ -51,8 +52,8 @@ def block_major_forward(
 ) -> None:
     """Fill ``out`` [N, HQ, Dv] and ``lse`` [N, HQ] from q [N, HQ, D], k [N, H, D], v [N, H, Dv].
 
-    ``heads`` KV heads are worked on at once; with the plan's chunk they set the workspace. With
-    ``gated`` the sum is also written, and ``out`` and ``lse`` only where they are kept.
+    A launch takes ``heads`` KV heads. They and the plan's chunk decide the size of the workspace.
+    With ``gated``, the gated sum is also written, and ``out`` and ``lse`` only if ``gated.kept``.
     """
     n, hq, d = q.shape
     h, dv = v.shape[1:]
@@ -100,7 +101,7 @@ def _main(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the kernel of the main launch, with its constants and options.
 
-    Both kernels take the same arguments. In Gluon, the numbers of rows and warps are fixed.
+    Both kernels take the same arguments. The one in Gluon fixes the numbers of rows and warps.
     """
     hq, d = q.shape[1:]
     h, dv = v.shape[1:]
@@ -108,7 +109,7 @@ def _main(
     queries, wide = config.queries, beyond_int32(q)
     options = {"num_stages": 1, "maxnreg": config.registers}
     if runs_gluon(q.device) and hopper_fits(q, k, v, block_size):
-        # Some Tritons cannot import it.
+        # Imported here, since some versions of Triton cannot import it.
         from .kernels.hopper import hopper_forward_kernel
 
         constants = {"G": g, "D": d, "DV": dv, "QUERIES": queries, "WIDE": wide}

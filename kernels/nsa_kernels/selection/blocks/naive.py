@@ -17,7 +17,7 @@ def naive_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return out [B, T, HQ, Dv] and lse [B, T, HQ], like ``block_selection_attention``.
 
-    It takes memory T * T * HQ, is differentiable in any dtype, and reads ``cu_seqlens`` on the
+    It needs T * T * HQ elements, is differentiable in any dtype, and reads ``cu_seqlens`` on the
     host.
     """
     length, heads = k.shape[1:3]

@@ -193,7 +193,7 @@ def _differentiate(
     if d_out is None:  # the output got no gradient
         return (None,) * 11
     q, k, v, out, lse, *lists = ctx.saved_tensors
-    # The gradient of a sum is expanded. It is copied here, as a copy inside would prevent replays.
+    # ``out.sum()`` has an expanded gradient. Copy it here: a copy in a launch prevents replays.
     gradients = backward(q, k, v, out, lse, d_out.contiguous(), *lists, *ctx.options)
     return (*gradients, *[None] * 8)
 

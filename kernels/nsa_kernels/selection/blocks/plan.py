@@ -1,9 +1,9 @@
 """The inverted index of block-major attention: which queries chose a block of keys.
 
-Tokens have numbers from 0 to N - 1 over all sequences, and so have blocks of ``block_size`` keys,
-called *bins*: block j of sequence b is bin ``cu[b] // block_size + b + j``. For every chunk of
-tokens, KV head and bin, the index lists the tokens that chose the bin, in ascending order. So the
-order in which a kernel adds them up does not depend on timing.
+Tokens are numbered from 0 to N - 1 over all sequences. Blocks of ``block_size`` keys are also
+numbered over all sequences, and called *bins*: block j of sequence b is bin ``cu[b] // block_size +
+b + j``. For every chunk of tokens, KV head and bin, the index lists the tokens that chose the bin,
+in ascending order. So kernels add up in an order that does not depend on timing.
 
 The index is built on the device, and the host does not wait. Each (bin, token) has a bit, which an
 atomic "or" sets in any order. The bits are counted, and prefix sums give the positions.
@@ -32,7 +32,7 @@ TOKENS = 32
 """The most tokens of a program of ``bins_kernel`` and ``entries_kernel``."""
 WARPS = 4
 CHOICES = 1024
-"""The most choices of all tokens of such a program, so that its code does not grow with S."""
+"""The most choices (tokens times S) of such a program, so that its code does not grow with S."""
 SCAN = 4096
 """The most bins that a step of the prefix sum in ``first_kernel`` takes."""
 
@@ -41,13 +41,13 @@ SCAN = 4096
 class BlockPlan:
     """The inverted index of ``block_indices``, for reuse by the backward and by other layers.
 
-    N tokens, H KV heads, S chosen blocks a token, C chunks of ``chunk`` tokens, NB bins:
+    N tokens, H KV heads, S chosen blocks per token, C chunks of ``chunk`` tokens, NB bins:
 
     - ``entries`` int32 [C, H, chunk * S], for each bin the tokens that chose it, counted from the
       first token of the chunk;
     - ``places`` int32 [N, H, S], the index of a choice in the entries of its chunk and head; -1 if
       the choice is negative, in the future, or repeated in its row;
-    - ``first`` and ``count`` int32 [C, H, NB], the index of a bin's first entry, and their number;
+    - ``first`` and ``count`` int32 [C, H, NB], the index of a bin's first entry, and its length;
     - ``edges`` int32 [NB, 2], the first key of a bin, and the key after its last.
     """
 
@@ -119,7 +119,7 @@ def build_plan(
     """Build the inverted index of ``block_indices`` int32 [B, T, H, S].
 
     Args:
-        cu_seqlens: int32 [sequences + 1], when B = 1 and the T tokens are packed sequences.
+        cu_seqlens: int32 [sequences + 1], if B = 1 and the T tokens are packed sequences.
         chunk: tokens of a chunk, a multiple of 32.
         cleared: set unused elements to 0. Kernels do not read them, but the results of an operator
             must not depend on uninitialised memory.
@@ -143,7 +143,7 @@ def build_plan(
     )
     if cleared:
         clear(plan.entries)
-    # If sequences overlap or go backwards, tokens also choose bins whose edges are never written.
+    # If cu_seqlens is malformed, tokens may choose bins whose edges are never written.
     if cleared or sequences is not None:
         clear(plan.edges)
     if tokens == 0:

@@ -1,7 +1,7 @@
 """The row and range kernels in CUDA C++, compiled when first called.
 
 docs/explanation/kernels/cuda.md says how they work.
-It needs ``nsa-kernels[cuda]``. Calls that it cannot serve raise ``Unsupported`` and do not
+They need ``nsa-kernels[cuda]``. A call that they cannot serve raises ``Unsupported``. It does not
 fall back to another kernel.
 """
 

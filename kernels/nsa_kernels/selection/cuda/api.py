@@ -1,4 +1,4 @@
-"""Launchers of the CUDA C++ kernels, with the contracts of the Triton kernels of these names."""
+"""Launch the CUDA C++ kernels, with the arguments and results of the Triton kernels' functions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DTYPES = (torch.float16, torch.bfloat16)
 SPANS = (32, 128)
 """Numbers of spans that the range kernel is compiled for; a row may have fewer."""
 HEADS = 16
-"""Heads of a block, which are rows of a product on tensor cores."""
+"""Heads of a thread block: the rows of a product on tensor cores."""
 LEAST_SHARE = 128
 """The fewest keys of a share of spans, the same as in ``ranges.cu``."""
 
 
 class Tile(NamedTuple):
-    """``warps`` of a block; each has ``stages`` buffers for tiles of ``keys`` keys."""
+    """A thread block has ``warps``; each has ``stages`` buffers for tiles of ``keys`` keys."""
 
     warps: int
     keys: int
@@ -39,10 +39,10 @@ class Tile(NamedTuple):
 
 
 def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
-    """Return the tile for head dims. It fits in 99 KiB of shared memory, the least of all GPUs.
+    """Return the tile for head dims. It fits in 99 KiB of shared memory, which all GPUs have.
 
-    If blocks are few, a third buffer keeps the memory busy. If they are many and buffers are large,
-    two buffers are better, since a third block then fits on a multiprocessor.
+    If thread blocks are few, a third buffer keeps the memory busy. If they are many and buffers are
+    large, two buffers are better, since a multiprocessor then holds three thread blocks.
     """
     narrow = d + dv <= 128
     return Tile(4, 16, 3 if narrow or (few and spans <= SPANS[0]) else 2)
@@ -50,7 +50,8 @@ def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a call is launched: ``splits`` blocks share a row, each ``chunk`` keys (0: on device)."""
+    """How a call is launched: ``splits`` thread blocks share a row, with ``chunk`` keys each (0:
+    computed on the device)."""
 
     tile: Tile
     splits: int
@@ -88,7 +89,7 @@ def plan_ranges(
     spans = next((size for size in SPANS if n <= size), None)
     if spans is None:
         raise Unsupported(
-            f"selection_ranges: the CUDA C++ kernel takes {SPANS[-1]} spans a row, not {n}"
+            f"selection_ranges: the CUDA C++ kernel takes up to {SPANS[-1]} spans per row, not {n}"
         )
     config = ranges_config(rows, h, n, k.shape[2], d, dv, selected_len, q.dtype, q.device)
     bound = k.shape[2] if selected_len is None else min(selected_len, k.shape[2])
@@ -219,8 +220,8 @@ def selection_ranges(
     else:
         require(
             plan.splits >= 1 and plan.spans >= ranges.shape[3],
-            f"selection_ranges: the plan is one for up to {plan.spans} spans a row, ranges has "
-            f"{ranges.shape[3]}; choose it by plan_ranges from these tensors, or leave it out",
+            f"selection_ranges: plan is for up to {plan.spans} spans per row, but ranges has "
+            f"{ranges.shape[3]}; make it by plan_ranges from these tensors, or leave it out",
         )
     rows = b * s * g
     out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
@@ -248,7 +249,7 @@ def selection_ranges(
 
 
 def variants(op: str) -> Iterator[Variant]:
-    """Return every variant that the op launches. op: "selection_rows" or "selection_ranges"."""
+    """Yield every variant that the op launches. op: "selection_rows" or "selection_ranges"."""
     kernel = op.removeprefix("selection_")
     sizes = SPANS if kernel == "ranges" else (0,)
     for d, dv, bf16, spans in itertools.product(HEAD_DIMS, HEAD_DIMS, (False, True), sizes):

@@ -1,12 +1,12 @@
-// What both kernels share: how one block attends with 16 heads to the keys it is given.
+// Code that both kernels share: a thread block attends with 16 heads to the keys it is given.
 //
-// Defined by whoever compiles this: D, DV (head dims, 64 or 128), BF16 (0: fp16), WARPS, KEYS (of a
-// tile, a multiple of 16 up to 32), STAGES (tiles in shared memory a warp, at least 2). No header of
-// CUDA's is needed.
+// Macros, defined by the compiler's options: D, DV (head dims, 64 or 128), BF16 (0: fp16), WARPS,
+// KEYS (of a tile, a multiple of 16 up to 32), STAGES (tiles per warp in shared memory, 2 or more).
+// No CUDA header is needed.
 //
 // Each warp takes every WARPS-th tile of keys and has its own buffers and its own softmax state, so
-// nothing waits for another warp until the end. Fragments of mma.m16n8k16 (PTX ISA, "Matrix
-// fragments"): with g = lane / 4 and t = lane % 4 a thread holds rows g and g + 8, columns 2t, 2t + 1.
+// no warp waits for another until the end. Fragments of mma.m16n8k16 (PTX ISA, "Matrix fragments"):
+// with g = lane / 4 and t = lane % 4 a thread holds rows g and g + 8, columns 2t and 2t + 1.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -15,11 +15,11 @@ typedef long long i64;
 constexpr int HEADS = 16;  // rows of an mma
 constexpr int K_BYTES = D * 2, V_BYTES = DV * 2;
 constexpr int K_TILE = KEYS * K_BYTES, STAGE = K_TILE + KEYS * V_BYTES;
-constexpr int PADDED = DV + 8;  // floats of a row when warps meet: no two of a warp in one bank
+constexpr int PADDED = DV + 8;  // floats of a row in `store`, padded against bank conflicts
 #define NOTHING __int_as_float(0xff800000)  // -inf
 
 static_assert(D % 64 == 0 && DV % 64 == 0 && KEYS % 16 == 0 && KEYS <= 32 && STAGES >= 2, "");
-static_assert(HEADS * PADDED * 4 <= STAGES * STAGE, "warps meet in their own buffers");
+static_assert(HEADS * PADDED * 4 <= STAGES * STAGE, "outputs must fit in the buffers of a warp");
 
 extern __shared__ __align__(128) char shared[];
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ u32 shared_address(const void *pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from global to shared memory, zeros when not ok.
+// Copies 16 bytes from global to shared memory; writes zeros if not ok.
 __device__ __forceinline__ void copy_16(u32 to, const char *from, bool ok) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(ok ? 16 : 0)
@@ -66,7 +66,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two numbers rounded to the inputs' type, the first in the lower half.
+// Returns two numbers rounded to the inputs' type, the first in the lower half.
 __device__ __forceinline__ u32 pack(float low, float high) {
   u32 both;
 #if BF16
@@ -89,8 +89,8 @@ __device__ __forceinline__ float log_2(float x) {
   return y;
 }
 
-// Where the 16 bytes `chunk` of row `row` lie: shifted by the row, so that the 8 rows that one
-// ldmatrix reads are in 8 different groups of banks.
+// Returns the offset of chunk `chunk` (16 bytes) of row `row`. The chunks of a row are permuted, so
+// that the 8 rows that one ldmatrix reads are in 8 different groups of banks.
 template <int ROW_BYTES>
 __device__ __forceinline__ u32 place(int row, int chunk) {
   return row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void copy_rows(u32 to, const char *base, i64 step, Ti
   }
 }
 
-// K and V of a group, as bytes; the bytes from one key to the next.
+// K and V of a KV head, and the bytes from one key to the next.
 struct KeysAndValues {
   const char *k;
   i64 k_step;
@@ -117,7 +117,7 @@ struct KeysAndValues {
   i64 v_step;
 };
 
-// q of 16 heads as A fragments, heads beyond `count` zero. `step`: elements from head to head.
+// Loads q of 16 heads as A fragments; heads from `count` on are 0. `step`: elements between heads.
 __device__ __forceinline__ void load_queries(u32 (&q)[D / 16][4], const u16 *base, i64 step,
                                              int count) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -131,15 +131,15 @@ __device__ __forceinline__ void load_queries(u32 (&q)[D / 16][4], const u16 *bas
     }
 }
 
-// Of a warp: for heads g and g + 8 the largest logit (log2 domain), this thread's part of the sum,
-// and of the output.
+// A thread's state for heads g and g + 8: the warp's largest logit (log2 domain), and this thread's
+// part of the sum and of the output.
 struct State {
   float top[2] = {NOTHING, NOTHING};
   float sum[2] = {0.f, 0.f};
   float out[DV / 8][4] = {};
 };
 
-// One tile in shared memory, of which keys below `live` count; at least one does.
+// Attends to a tile in shared memory. Only its first `live` keys count, at least one.
 __device__ __forceinline__ void attend_tile(State &state, const u32 (&q)[D / 16][4], u32 tile,
                                             int live, float scale) {
   const int lane = threadIdx.x % 32;
@@ -202,8 +202,8 @@ __device__ __forceinline__ void attend_tile(State &state, const u32 (&q)[D / 16]
   }
 }
 
-// This warp's tiles of the keys numbered lo .. hi - 1. `find(first)` tells where those of the tile
-// that begins at number `first` are: an object whose key(row) is a position, or -1 beyond hi.
+// Attends to this warp's tiles of the keys numbered lo .. hi - 1. `find(first)` returns an object
+// for the tile that begins at number `first`: its key(row) is the position of a key, or -1 from hi.
 template <class Find>
 __device__ __forceinline__ void attend(State &state, const KeysAndValues &kv, const u16 *q_base,
                                        i64 q_step, int count, int lo, int hi, float scale,
@@ -218,7 +218,7 @@ __device__ __forceinline__ void attend(State &state, const KeysAndValues &kv, co
       copy_rows<K_BYTES>(buffers + to, kv.k, kv.k_step, tile);
       copy_rows<V_BYTES>(buffers + to + K_TILE, kv.v, kv.v_step, tile);
     }
-    close_group();  // empty past the end, so that the count of groups still says which is done
+    close_group();  // past the end it is empty, so that wait_groups can still count
     asked += STEP;
     to = to == AHEAD * STAGE ? 0 : to + STAGE;
   };
@@ -227,7 +227,7 @@ __device__ __forceinline__ void attend(State &state, const KeysAndValues &kv, co
   load_queries(q, q_base, q_step, count);
   for (int first = lo + warp * KEYS; first < hi; first += STEP) {
     wait_groups<AHEAD - 1>();
-    __syncwarp();  // the tile is there for all lanes, and all have left the buffer asked for next
+    __syncwarp();  // all lanes see the tile, and none reads the buffer that ask() fills
     ask();
     attend_tile(state, q, buffers + from, hi - first, scale);
     from = from == AHEAD * STAGE ? 0 : from + STAGE;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void attend(State &state, const KeysAndValues &kv, co
   }
 }
 
-// Where a block's result goes: the row itself, or a share of it for the merge.
+// Where the result of a thread block goes: the row itself, or a share of it for the merge.
 struct Target {
   u16 *out;     // [heads, DV]
   float *lse;   // [heads], natural logarithm
@@ -248,7 +248,7 @@ struct Target {
   float *plse;  // [heads], log2
 };
 
-// The warps' states put together and written.
+// Merges the states of all warps, and stores the result.
 __device__ __forceinline__ void store(const State &state, const Target &target, int count) {
   __shared__ float tops[WARPS][HEADS], sums[WARPS][HEADS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -280,7 +280,7 @@ __device__ __forceinline__ void store(const State &state, const Target &target, 
       x += theirs.x * weight;
       y += theirs.y * weight;
     }
-    const bool some = top != NOTHING;  // with a key in it the sum is at least 1
+    const bool some = top != NOTHING;  // if there is a key, the sum is at least 1
     x = some ? x / sum : 0.f;
     y = some ? y / sum : 0.f;
     const float log_sum = top + log_2(sum);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void store(const State &state, const Target &target, 
   }
 }
 
-// Lets a merge that was launched dependently start its programs; they wait for this grid's end.
+// Lets the merge, a dependent launch, start its programs, which then wait for the end of this grid.
 __device__ __forceinline__ void start_next_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

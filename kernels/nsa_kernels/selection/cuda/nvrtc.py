@@ -22,7 +22,7 @@ CACHE_LIMIT_BYTES = 256 << 20
 
 
 class Unsupported(RuntimeError):
-    """The CUDA C++ kernels cannot serve a call on this machine, for the reason in the text."""
+    """The CUDA C++ kernels cannot serve a call on this machine. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ def _nvrtc() -> tuple[str, frozenset[int]]:
         status, major, minor = nvrtc.nvrtcVersion()
         status_archs, archs = nvrtc.nvrtcGetSupportedArchs()
     except RuntimeError as error:  # what the bindings raise when they find no library
-        raise Unsupported(f"NVRTC is not here ({_first_line(error)}); {REMEDY}") from error
+        raise Unsupported(f"NVRTC was not found ({_first_line(error)}); {REMEDY}") from error
     if int(status) or int(status_archs):
-        raise Unsupported(f"NVRTC does not answer ({status}, {status_archs}); {REMEDY}")
+        raise Unsupported(f"NVRTC reports an error ({status}, {status_archs}); {REMEDY}")
     return f"{major}.{minor}", frozenset(map(int, archs))
 
 
@@ -100,7 +100,7 @@ def compiler() -> str:
 
 
 def check_capability(capability: int) -> None:
-    """Raises ``Unsupported`` for a compute capability (89) that cannot be compiled for."""
+    """Raise ``Unsupported`` if NVRTC cannot compile for a compute capability, such as 89."""
     if capability < 80:
         raise Unsupported(f"the CUDA C++ kernels need sm_80 or newer, this is sm_{capability}")
     version, known = _nvrtc()
@@ -180,7 +180,7 @@ def launch(
 
     Raises:
         ValueError: the device is not a CUDA device.
-        Unsupported: NVRTC is missing, or it or the kernel does not support the GPU.
+        Unsupported: NVRTC is missing or does not support the GPU, or the kernel does not fit.
     """
     if device.type != "cuda":
         raise ValueError(f"{variant.kernel}: the CUDA C++ kernel needs CUDA tensors, got {device}")

@@ -1,28 +1,28 @@
 // selection_ranges: q [B,S,G,H,D], k [B,G,S_kv,D], v [B,G,S_kv,DV], spans [B,S,G,n,2] of int64
-// (wide) or int32. SPANS, a power of two from 32 on: the largest n.
+// (wide) or int32. SPANS, a power of two of at least 32, is the largest n.
 // Block (row, split, head tile of 16); row = (b * S + s) * G + g.
 //
-// Every warp makes the row's spans disjoint by itself (each starts where those before it, by start,
-// end) and numbers their keys 0 .. total without gaps, in the order of the spans as given. A tile
-// takes the next KEYS numbers, so short spans waste no part of it.
+// Every warp makes the row's spans disjoint by itself: sorted by start, each begins where the
+// earlier ones end. It numbers their keys 0 .. total - 1 without gaps, in the order in which the
+// spans are given. A tile takes the next KEYS numbers, so short spans waste no part of it.
 
 constexpr int MINE = SPANS / 32;  // spans of a lane: lane, lane + 32, ...
 constexpr int MIN_SHARE = 128;
 
-// A tile's keys, one a lane.
+// The keys of a tile, one per lane.
 struct Numbered {
   int mine;
   __device__ __forceinline__ int key(int row) const { return __shfl_sync(~0u, mine, row); }
 };
 
-// An end of a span, clamped to 0 .. length.
+// Returns one bound of a span, clamped to 0 .. length.
 __device__ __forceinline__ int edge(const void *spans, bool wide, i64 at, int length) {
   const i64 value = wide ? static_cast<const i64 *>(spans)[at] : static_cast<const int *>(spans)[at];
   return static_cast<int>(min(max(value, i64(0)), i64(length)));
 }
 
-// Fills `numbers` [SPANS] with (numbers up to and with the span, position less number), in shared
-// memory of this warp alone, and gives the total.
+// Fills `numbers` [SPANS], in shared memory of this warp, with (the number after the span's last
+// key, the position of a key minus its number). Returns the total number of keys.
 __device__ __forceinline__ int number_spans(int2 *numbers, const void *spans, bool wide, i64 at,
                                             i64 span_step, i64 edge_step, int n, int length) {
   const int lane = threadIdx.x % 32;
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                             v + (b * v_sb + g * v_sg) * 2, v_sl * 2};
   auto find = [&](int first) {
     const int number = first + static_cast<int>(threadIdx.x) % 32;
-    int at = 0;  // the first span that ends beyond the number
+    int at = 0;  // the first span that ends after the number
 #pragma unroll
     for (int step = SPANS / 2; step > 0; step /= 2)
       if (mine[at + step - 1].x <= number) at += step;

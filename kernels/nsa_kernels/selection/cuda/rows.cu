@@ -1,5 +1,5 @@
 // selection_rows: q [N,H,D], k [N,L,D], v [N,L,DV]; K and V shared by the H heads of a row.
-// Block (row, split, head tile of 16): keys split * chunk up to chunk further.
+// Block (row, split, head tile of 16): attends to `chunk` keys from split * chunk.
 
 struct Row {
   int first, end;

@@ -1,4 +1,4 @@
-"""Several spans a row, read in place: ``selection_ranges``, with a backward."""
+"""``selection_ranges``: several spans of keys per row, read in place, with a backward."""
 
 from __future__ import annotations
 

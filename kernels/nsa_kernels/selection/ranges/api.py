@@ -1,9 +1,9 @@
 """``selection_ranges``: any spans of a shared K/V, read in place.
 
 A row's spans are made disjoint in registers (each starts where the spans before it end), and their
-keys are numbered 0..total without gaps. A tile takes the next ``block_l`` numbers, whatever spans
-they fall in, and turns them into key positions. So short spans waste no part of a tile, overlaps
-count once, and nothing is packed or written. See docs/explanation/kernels/spans.md.
+keys are numbered 0..total - 1 without gaps. A tile takes the next ``block_l`` numbers, whatever
+spans they fall in, and turns them into key positions. So short spans waste no part of a tile,
+overlaps count once, and no packed copy of the keys is made. See docs/explanation/kernels/spans.md.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def selection_ranges(
             half-open spans [start, end) in any order. They may overlap (a key counts once), reach
             out of [0, S_kv] (clamped) or be reversed (empty). The values stay on the device.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
-        selected_len: upper bound of the keys a row selects, when the caller knows one; only a hint
-            for the number of splits, results do not depend on it being right.
+        selected_len: upper bound of the keys that a row selects, if the caller knows one. It is
+            only a hint for the number of splits: results are right even if it is too small.
         config: launch configuration; chosen from the shapes when None.
 
     Returns:
@@ -97,7 +97,7 @@ def _differentiate(
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("selection_ranges")
     *inputs, out, lse = ctx.saved_tensors
-    # The gradient of a sum is expanded. It is copied here, as a copy inside would prevent replays.
+    # ``out.sum()`` has an expanded gradient. Copy it here: a copy in a launch prevents replays.
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()

@@ -1,10 +1,10 @@
 """The gradients of ``selection_ranges``: one pass over rows for dq, one over keys for dk and dv.
 
-Nothing is added up by atomics, so two calls on the same values are equal to the bit. A row
-reads its spans again for dq. Tiles of keys own dk and dv. For each tile a plan lists the queries
-with a span in it, in order, and one program walks the list. If tiles are few, the list is cut into
-shares, which a last launch adds up. Weights are computed again from the LSE:
-with p = exp(scale q.k - lse) and delta = rowsum(out do) - dlse,
+Nothing is added by atomics, so two calls on the same values agree bit for bit. For dq, a program
+reads the spans of its row again. For dk and dv, a program takes a tile of keys, and goes through a
+list of the queries with a span in the tile, which a plan has made. If tiles are few, several
+programs share a list, and a last launch adds up their sums. Weights are computed again from the
+LSE: with p = exp(scale q.k - lse) and delta = rowsum(out do) - dlse,
 
     dv = p^T do;  ds = p (do v^T - delta);  dq = scale ds k;  dk = scale ds^T q
 
@@ -52,7 +52,7 @@ class Tiles(NamedTuple):
 
 
 def backward_tiles(d: int, dv: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles for head dims. IEEE fp32 products run on the plain cores."""
+    """Return the tiles for head dims. They are small for fp32, which runs on CUDA cores."""
     if max(d, dv) > 128 or dtype == torch.float32:
         side = 16 if max(d, dv) > 128 and dtype == torch.float32 else 32
         return Tiles(32, 4, 1, side, side, 4, 1)
@@ -118,7 +118,7 @@ def launch_ranges_backward(
     selected = torch.empty((b * g * at_once,), dtype=torch.int64, device=q.device)
     shares = _shares(key_tiles * b * g, s * h, device_limits(q.device).processors)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
-    # There are several turns only if the batch is so large that there is one share.
+    # There are several iterations only if the batch is so large that there is one share.
     for some in batches(b, g):
         heads = (some.stop - some.start) * g
         spans_by_query_kernel[(cdiv(s, 64), heads)](
@@ -154,6 +154,6 @@ def launch_ranges_backward(
 
 
 def _shares(programs: int, rows: int, processors: int) -> int:
-    """Return into how many shares a list is cut. With them there are two programs for each
-    multiprocessor, and a share has at least 512 rows if all queries are in the list."""
+    """Return how many programs share a list: so many that each multiprocessor gets two programs,
+    but a share of a list of all queries has at least 512 rows."""
     return max(1, min(2 * processors // programs, rows // 512))

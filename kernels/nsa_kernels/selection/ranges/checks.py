@@ -1,4 +1,4 @@
-"""Checks of the inputs of ``selection_ranges``."""
+"""Argument checks of ``selection_ranges``."""
 
 from __future__ import annotations
 

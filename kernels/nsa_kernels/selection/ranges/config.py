@@ -1,4 +1,4 @@
-"""The tiles and splits of ``selection_ranges``."""
+"""Choose the tiles and splits of ``selection_ranges``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def ranges_config(
 ) -> Config:
     """Return the configuration of ``selection_ranges``, whose splits share a row's keys evenly.
 
-    Few rows are split until there is one program a multiprocessor, more rows until there are two.
-    Three quarters of the multiprocessors read as fast as all. Only the device knows how many keys a
-    row selects. So a row may have fewer shares than the launch has splits, and the other programs
-    end at once.
+    If rows would occupy at most a quarter of the multiprocessors, they are split into one program
+    for each multiprocessor. More rows are split into two for each. Rows for three quarters or more
+    are not split, since three quarters of the multiprocessors read as fast as all. Only the device
+    knows how many keys a row selects. So a row may have fewer shares than the launch has splits,
+    and the other programs end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)

@@ -18,7 +18,7 @@ from .spans import kernel_spans
 
 
 def least_share(block_l: int) -> int:
-    """Return the fewest keys of a share, always whole tiles: two of 64 to 128 keys."""
+    """Return the fewest keys of a share: whole tiles, 64 to 128 keys unless a tile is larger."""
     return max(block_l, min(max(2 * block_l, LEAST_SHARE), 2 * LEAST_SHARE))
 
 
@@ -36,7 +36,7 @@ def launch_ranges(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``selection_ranges``. Dtypes, devices and head dims have been checked.
 
-    lengths: int32 [B], the number of keys of an entry, at most S_kv. Spans are clamped to it.
+    lengths: int32 [B], the number of keys of an entry, at most S_kv, to which spans are clamped.
     block_table: int32 [B, n]: k and v [pages, G, page, ...] are a pool. Page i of an entry is
     block_table[entry, i]. Keys of a page that is not in the pool are not attended to.
     """
@@ -65,7 +65,7 @@ def range_shares(
 ) -> Shares:
     """Make the first launch of ``selection_ranges``. The inputs have been checked.
 
-    ``dependent``: it may start while the launch before still runs, which writes ``ranges`` but no
+    ``dependent``: this launch may start while the launch before it still writes ``ranges``, but no
     other input. ``lengths``, ``block_table``: see ``launch_ranges``.
     """
     b, s, g, h, d = q.shape
@@ -111,7 +111,7 @@ def range_shares(
         DEPENDENT=dependent,
         PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
         num_warps=config.num_warps,
-        # Triton 3.0 and 3.1 cannot pipeline loads that depend on the loads of the search.
+        # Do not pipeline loads that depend on the loads of a search: Triton 3.0 and 3.1 cannot.
         num_stages=config.num_stages if pipelined else 1,
         **launch_options(dependent),
     )

@@ -18,7 +18,7 @@ def naive_ranges(
     *,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B, S, G, h, D], k [B, G, S_kv, D], v [B, G, S_kv, Dv], ranges int [B, S, G, n, 2].
+    """Compute ``selection_ranges`` of q [B, S, G, h, D], k, v [B, G, S_kv, ...] and ranges.
 
     Returns:
         out [B, S, G, h, Dv] and lse [B, S, G, h] in q's dtype, as ``naive_rows``.

@@ -9,7 +9,7 @@ import torch
 from ...launch.sizes import next_power_of_2, strides
 
 MAX_IN_REGISTERS = 64
-"""The most spans of a row that a kernel orders itself. More are left to ``disjoint_spans``."""
+"""The most spans of a row that a kernel itself makes disjoint. More go to ``disjoint_spans``."""
 
 
 def disjoint_spans(
@@ -44,9 +44,9 @@ def disjoint_spans(
 class Spans(NamedTuple):
     """The arguments of ``numbered_spans`` and ``key_of``.
 
-    If ``search_steps`` is 0, ``spans`` are [B,S,G,n,2] in any order. The kernel orders ``padded``
-    spans of a row, and does not read ``before``. Otherwise, ``spans`` and ``before`` are from
-    ``disjoint_spans``, and a search for the span of a key takes ``search_steps`` steps.
+    If ``search_steps`` is 0, ``spans`` are [B,S,G,n,2] in any order. The kernel makes the spans of
+    a row (``padded``) disjoint, and does not read ``before``. Otherwise, ``spans`` and ``before``
+    are from ``disjoint_spans``, and a search for the span of a key takes ``search_steps`` steps.
     """
 
     spans: torch.Tensor
@@ -57,7 +57,7 @@ class Spans(NamedTuple):
 
 
 def kernel_spans(ranges: torch.Tensor, s_kv: int, lengths: torch.Tensor | None = None) -> Spans:
-    """Return spans in the form that kernels take. Here, more than MAX_IN_REGISTERS are ordered."""
+    """Return spans in the form that kernels take. Make over MAX_IN_REGISTERS spans disjoint."""
     n = ranges.shape[3]
     if n <= MAX_IN_REGISTERS:
         return Spans(ranges, ranges, strides(ranges), max(next_power_of_2(n), 2), 0)

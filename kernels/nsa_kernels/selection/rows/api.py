@@ -1,8 +1,8 @@
-"""``selection_rows``: one span a row, K/V shared by the row's heads.
+"""``selection_rows``: one span of keys per row, which the row's heads share.
 
-``rows_group`` keeps all heads of a row in one program, so each key is read once for all of them. If
-there are too few rows to fill the device, the span is split, and a second launch merges the shares.
-See docs/explanation/kernels/rows.md.
+``rows_group_kernel`` takes all heads of a row in one program, so each key is read once for all
+heads. If there are too few rows to fill the device, the span is split into shares, one for each
+program, and a second launch merges them. See docs/explanation/kernels/rows.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .kernels import rows_group_kernel, rows_per_head_kernel
 
 
 def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None) -> None:
-    """Raises TypeError or ValueError for what ``selection_rows`` does not take."""
+    """Raise TypeError or ValueError for arguments that ``selection_rows`` does not take."""
     check_qkv("selection_rows", q, k, v)
     check_scale("selection_rows", sm_scale)
     check_no_backward("selection_rows", q, k, v)
@@ -141,12 +141,7 @@ def row_shares(
 def selection_rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``selection_rows`` with one program for each head. This is kept for comparison.
-
-    Raises:
-        TypeError: unsupported or mixed dtypes.
-        ValueError: as ``selection_rows``.
-    """
+    """Compute ``selection_rows`` with one program for each head. This is kept for comparison."""
     if traced(q):
         check_rows(q, k, v, sm_scale)
         out, lse = _per_head_operator(q, k, v, sm_scale)

@@ -1,4 +1,4 @@
-"""The tiles and splits of ``selection_rows``."""
+"""Choose the tiles and splits of ``selection_rows``."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def rows_config(
     *,
     merge: bool = True,
 ) -> Config:
-    """Return the configuration of ``rows_group`` for a shape on a device.
+    """Return the configuration of ``rows_group_kernel`` for a shape on a device.
 
     Rows that fill the device are not split. Fewer rows are split into about one program for each
-    multiprocessor, with at least about 128 keys. A row below 512 keys is not split in two if the
-    ``merge`` needs a launch of its own, which costs more than the split saves.
+    multiprocessor, with at least about 128 keys. A row is not split into two shares below 512 keys
+    if ``merge``, since the merge is a launch that costs more than the split saves.
     """
     limits = device_limits(device)
     programs = max(n * cdiv(h, 64), 1)
@@ -75,7 +75,8 @@ def rows_config(
     if chunk > block_l:
         stages = max(stages, 2)
     head_tiles = cdiv(h, block_h)
-    # With few programs, the wait for the first keys counts. Large, wide tiles restage q rarely.
+    # See ``jit.tiles.late``. If programs are few, the wait for the first keys matters. With large,
+    # wide tiles, q is rarely staged again.
     late = n * splits * head_tiles <= 4 * limits.processors
     late = late or (block_l >= 128 and not narrow)
     return Config(block_h, block_l, splits, chunk, head_tiles, warps, stages, late, tuned, name)

@@ -130,7 +130,7 @@ def rows_per_head_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    """Program (row, head): every head reads the row's K and V again; no tensor cores."""
+    """Program (row, head): attend with one head, without tensor cores. Each head reads K and V."""
     n = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, BLOCK_D)

@@ -1,4 +1,4 @@
-"""One span a row, packed, of any lengths: ``selection_varlen``."""
+"""``selection_varlen``: one span of keys per row, of any length, packed."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 The launch must not depend on the lengths (no host synchronisation), and one long row must not
 hold up the others. So the packed keys are cut into work items of at most ``chunk`` keys. Item
-``cu_seqlens[n] // chunk + n`` is the first of row ``n``. So items ascend with rows, and every row
-has at least ``ceil(len / chunk)`` items. There are at most ``N + total // chunk`` items. A program
-finds its row by counting the rows that start at or before its item. If the caller knows that no row
-is much longer than the others, and rows are many, a program takes a whole row, without search or
-merge.
+``cu_seqlens[n] // chunk + n`` is the first of row ``n``. So the items of a row follow the items of
+the row before. Every row has at least ``ceil(len / chunk)`` items, and there are at most ``N +
+total // chunk`` items. A program finds its row by counting the rows that start at or before its
+item. If the caller knows that no row is much longer than the others, and rows are many, a program
+takes a whole row, without search or merge.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .config import varlen_config
 from .kernels import varlen_kernel
 
 ROWS_A_BLOCK = 1024
-"""Rows that each of the two steps of the search compares."""
+"""How many rows each of the two steps of the search for a row compares."""
 
 
 def selection_varlen(
@@ -54,12 +54,12 @@ def selection_varlen(
         k: [total, D], same dtype, any strides.
         v: [total, Dv], same dtype, any strides.
         cu_seqlens: int32 [N + 1] on the same device, non-decreasing, each at most total;
-            row n owns keys cu_seqlens[n] to cu_seqlens[n + 1]. Its values are never read on the
-            host; values outside [0, total] are clamped on the device. If they decrease,
-            nothing out of bounds is touched, but what the call returns is undefined.
+            row n has the keys cu_seqlens[n] to cu_seqlens[n + 1] - 1. The values are never read on
+            the host; values outside [0, total] are clamped on the device. If they decrease, no
+            memory out of bounds is accessed, but the results are undefined.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
-        max_seqlen: upper bound of the lengths, when the caller knows one; only a hint for how rows
-            are shared out, results do not depend on it being right.
+        max_seqlen: upper bound of the lengths, if the caller knows one. It is only a hint for how
+            rows are split: results are right even if it is too small.
         config: launch configuration; chosen from the shapes when None.
 
     Returns:
@@ -126,7 +126,7 @@ def _launch(
         check_heads("selection_varlen", config, h)
         require(
             config.splits == 1 or config.chunk >= 1,
-            f"selection_varlen: {config} has no keys a work item",
+            f"selection_varlen: {config} has work items without keys; chunk must be at least 1",
         )
     whole = config.splits == 1
     items = n if whole else n + total // config.chunk

@@ -1,4 +1,4 @@
-"""The tiles and work items of ``selection_varlen``."""
+"""Choose the tiles and work items of ``selection_varlen``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ...launch.tuned import Tile
 
 
 def _packed_tile(longest: int, many: bool, narrow: bool) -> Tile:
-    """Return the tile of ``varlen_items`` if a program takes a whole row of up to ``longest``
-    keys."""
+    """Return the tile if a program takes a whole row, of up to ``longest`` keys."""
     if longest <= 256:
         return (32, 2, 3) if many else (64, 4, 3)
     return (128, 4, 3) if narrow and not many else (64, 4, 3)
@@ -35,8 +34,8 @@ def varlen_config(
     """Return the configuration of ``selection_varlen``, with work items of ``chunk`` keys.
 
     Rows that fill the device are not split if none is over four times as long as the mean.
-    Otherwise they get items of their mean length, or of twice the mean if the longest is unknown.
-    So only long rows are split. Few rows are split into two items for each multiprocessor.
+    Otherwise, items have the mean length of rows, or twice that if the longest is unknown, so only
+    long rows are split. Few rows are split into two items for each multiprocessor.
     """
     limits = device_limits(device)
     programs = n * cdiv(h, 64)

@@ -8,8 +8,8 @@ from ...jit.tiles import attend_span, load_tile, store_row, store_share
 
 @triton.jit
 def find_row(cu_ptr, item, N, chunk, total, BLOCK: tl.constexpr, COARSE: tl.constexpr):
-    """Return the last row whose first work item is <= ``item`` (-1: none), and its bounds of
-    keys."""
+    """Return the last row whose first work item is <= ``item`` (-1: none), and where its keys begin
+    and end."""
     first = 0
     if COARSE > 1:
         index = tl.arange(0, COARSE) * BLOCK
@@ -63,7 +63,7 @@ def varlen_kernel(
     LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (work item, head tile); WHOLE: program (row, head tile)."""
+    """Program (work item, head tile): attend to the item's keys. WHOLE: an item is a row."""
     start_next_launch(PDL)
     item = tl.program_id(0)
     if WHOLE:
@@ -80,12 +80,12 @@ def varlen_kernel(
         length = end - begin
         first_item = begin // chunk + row
         n_parts = tl.cdiv(length, chunk)
-        # Shares are equal, so that a row just above ``chunk`` leaves no item of a few keys.
+        # Make shares equal. Otherwise, a row of just over ``chunk`` keys has an item of a few keys.
         share = tl.cdiv(tl.cdiv(length, tl.maximum(n_parts, 1)), BLOCK_L) * BLOCK_L
         n_parts = tl.cdiv(length, tl.maximum(share, 1))
     n = row.to(tl.int64)
     part = item - first_item
-    # part < 0 happens only where cu_seqlens decreases.
+    # part < 0 happens only if cu_seqlens decreases.
     if (part >= 0) & (part < tl.maximum(n_parts, 1)):
         head0 = tl.program_id(1) * BLOCK_H
         heads = head0 + tl.arange(0, BLOCK_H)

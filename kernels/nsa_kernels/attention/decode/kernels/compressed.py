@@ -1,4 +1,4 @@
-"""The kernel of the compression branch for one token. It can also store the logits."""
+"""The kernel of the compression branch for one token, which can also store the logits."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def decode_compressed_kernel(
 ):
     """Program (row, share, head tile): attend to ``chunk`` keys from ``share * chunk``.
 
-    LOGITS: store them, fp32 [rows, H, padded], times scale and log2(e). LENGTHS: a batch entry has
-    ``rows_each`` rows, which see the compressed keys that its tokens complete, in equal shares.
-    ``table`` (see ``launch.shares.merge``) says how many shares have keys.
+    LOGITS: store the logits, fp32 [rows, H, padded], times scale and log2(e). LENGTHS: each batch
+    entry has its own number of tokens, and ``rows_each`` rows. These see the keys that end within
+    the tokens. ``chunk`` is computed here, so that all shares are equal. ``table`` (see
+    ``launch.shares.merge``) says how many shares of a row have keys.
     """
     start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)
@@ -79,7 +80,8 @@ def decode_compressed_kernel(
         s = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         s = dot(late(q, start >= lo, LATE), tl.trans(k), s) * scale_log2
         if LOGITS:
-            # ``padded`` and not ``hi``, so that the mask is constant over what one vector stores.
+            # Mask by ``padded``, a multiple of 16, and not by ``hi``: then the mask does not change
+            # within a vector that is stored.
             tl.store(logits + offset[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
         s = tl.where(valid[None, :], s, float("-inf"))
         row_max, sums, acc = softmax_update(s, v, row_max, sums, acc)

@@ -55,10 +55,11 @@ def decode_merge_kernel(
     SETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (batch and key head, head of its group): merge the branches, add them up by gates.
+    """Program (batch and key head, head of its group): add up the branches, weighted by gates.
 
-    CMP_BLOCK_S, SPANS_BLOCK_S: shares that one step merges; 0 if rows are not split. CMP_TABLE:
-    rows of compressed keys differ in their number of shares.
+    The shares of each branch are merged first. CMP_BLOCK_S, SPANS_BLOCK_S: shares that one step
+    merges; 0 if rows are not split. CMP_TABLE: rows of compressed keys differ in their number of
+    shares. SETS: number of branches that are spans.
     """
     wait_for_last_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

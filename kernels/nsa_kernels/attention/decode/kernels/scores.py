@@ -1,4 +1,4 @@
-"""Block scores of one token."""
+"""Kernels for the block scores of one token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def decode_scores_kernel(
 ):
     """Program (batch and key head, block tile): scores [B,H,n_blocks] (``block_scores``).
 
-    LENGTHS: only the compressed keys that the tokens of an entry complete count.
+    LENGTHS: only the compressed keys that end within an entry's tokens count.
     """
     row = tl.program_id(0)
     batch = (row // H).to(tl.int64)
@@ -57,7 +57,7 @@ def decode_scores_kernel(
         s = tl.zeros([BLOCK_G, BLOCK_J], dtype=tl.float32)
         s = dot(q, tl.trans(k), s)
         p = tl.exp2(s * scale_log2 - base_2(lse)[:, None])
-        # The strides that a key, which covers REACH of them, shares with the block.
+        # How many strides the key, which covers REACH strides, shares with the block.
         first = tl.maximum(tl.zeros_like(keys) + (PLACE - REACH + 1), 0)
         shared = tl.minimum(tl.zeros_like(keys) + (PLACE + 1), SPAN) - first
         acc += tl.where(valid, tl.sum(p, 0), 0.0) * shared
@@ -91,10 +91,10 @@ def decode_scores_of_logits_kernel(
     """Compute what ``decode_scores_kernel`` does, but from logits fp32 [rows, GROUP, padded].
 
     The SPAN keys that begin in a block are adjacent, and are loaded at once. The REACH - 1 keys
-    before them also reach into the block. BLOCK_S: 0 if ``lse_ptr`` is the LSE of each head, else
-    at least the number of shares.
-    LENGTHS: an entry has H rows, and its tokens may complete fewer keys. ``table`` holds the number
-    of shares of each row, and ``lse_ptr`` the LSEs of rows with fewer than two shares.
+    before them also reach into the block. BLOCK_S: 0 if ``lse_ptr`` holds all LSEs, else at least
+    the number of shares whose LSEs are merged. LENGTHS: each entry has H rows and its own number of
+    tokens, and only the keys that end within these tokens count. ``table`` holds the number of
+    shares of each row, and ``lse_ptr`` the LSEs of rows with fewer than two shares.
     """
     start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -124,7 +124,7 @@ def decode_scores_of_logits_kernel(
         lse_log2 = base_2(lse)
     place = tl.arange(0, BLOCK_P)
     keys = blocks[:, None] * SPAN + place[None, :]
-    # ``padded`` and not N, so that the mask is constant over what one vector loads.
+    # Mask by ``padded`` and not by N: then the mask does not change within a vector that is loaded.
     there = (keys < padded) & (place < SPAN)[None, :]
     lines = logits_ptr + (row * GROUP + heads) * padded
     s = tl.load(
@@ -133,7 +133,7 @@ def decode_scores_of_logits_kernel(
         other=0.0,
     )
     p = tl.where((keys < N) & there, tl.exp2(s - lse_log2[:, None, None]), 0.0)
-    # The strides that a key, which covers REACH of them, shares with the block.
+    # How many strides the key, which covers REACH strides, shares with the block.
     shared = tl.minimum(SPAN - place, REACH)
     acc = tl.sum(tl.sum(p, 0) * shared[None, :], 1)
     for BEFORE in tl.static_range(1, REACH):

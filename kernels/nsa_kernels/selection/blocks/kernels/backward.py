@@ -76,13 +76,14 @@ def backward_kernel(
     WIDE: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Program (work item, head): dK and dV of one block over its queries, and their partial dQ.
+    """Program (work item, head): store dK and dV of a block over the item's queries, and their dQ.
 
-    GATED: the output is a term of a sum, weighted by a gate [N, HQ]; ``do`` is the sum's gradient.
+    The dQ is partial, since a query chose several blocks. GATED: a gate [N, HQ] weights the output
+    in a sum, and ``do`` is the gradient of the sum.
 
     The first item of a block adds to ``dk_ptr`` fp32 [N, HEADS, D] and ``dv_ptr`` fp32
-    [N, HEADS, Dv], where HEADS is the number of heads in the launch. Further items store their sums
-    in ``spill_ptr`` fp32 [slots, BLOCK_SIZE, D + Dv].
+    [N, HEADS, Dv], where HEADS is the number of heads in the launch. All further items store their
+    sums in ``spill_ptr`` fp32 [slots, BLOCK_SIZE, D + Dv].
     """
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h
@@ -183,7 +184,7 @@ def spill_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
-    """Program (bin, head, columns of dK | dV): add the sums of the further items of a block."""
+    """Program (bin, head, columns of dK | dV): add the sums of a block's items except the first."""
     bin_ = tl.program_id(0)
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h
@@ -226,8 +227,8 @@ def dq_kernel(
     ROWS: tl.constexpr,
     ADDED: tl.constexpr,
 ):
-    """Program (rows, KV head): add up the partials of each row (token, head), slot by slot. ADDED:
-    also the values in memory."""
+    """Program (rows, KV head): add up the partial dQ of each row (token, head), in the order of its
+    choices. ADDED: also add the values in memory."""
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)
     local_h = tl.program_id(1).to(tl.int64)

@@ -10,7 +10,7 @@ from .plan import CHUNK_AND_HEAD, LISTS, UNROLLED
 @triton.jit
 def on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE: tl.constexpr):
     """Return how many of ``n`` ascending tokens are before a block's last key."""
-    # At most as many as a block has keys.
+    # They are among the first BLOCK_SIZE, since tokens ascend from the block's first key.
     offset = tl.arange(0, BLOCK_SIZE)
     token = tl.load(entries_ptr + offset, mask=offset < n, other=0)
     return tl.sum(((offset < n) & (first_token + token < last_key)).to(tl.int32), 0)
@@ -51,9 +51,9 @@ def forward_kernel(
     AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Program (work item, head): partial outputs and LSEs (log2) over one block of keys.
+    """Program (work item, head): store partial outputs and log2 LSEs of queries over their block.
 
-    AHEAD: the tokens of a tile are loaded during the work on the tile before.
+    AHEAD: the token numbers of a tile are loaded during the work on the tile before.
     """
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h
@@ -111,7 +111,7 @@ def forward_kernel(
             acc = dot(narrow(p, v.dtype), v, acc)
             out = narrow(acc * (1.0 / total)[:, None], part_ptr.dtype.element_ty)
             to = query * G + head
-            # Only another kernel reads them, so they should not evict q from the cache.
+            # Only the merge kernel reads the partial results, so they should not evict q from L2.
             tl.store(
                 part_ptr + to[:, None] * DV + dv[None, :],
                 out,
@@ -146,11 +146,10 @@ def merge_kernel(
     GATED: tl.constexpr,
     KEPT: tl.constexpr,
 ):
-    """Program (rows, KV head): merge the partials of each row (token, head), slot by slot.
+    """Program (rows, KV head): merge the partial results of rows (token, head) in order of choice.
 
-    GATED: write the sum of compressed keys, merged row and window, by gates [N,HQ,3], to
-    ``total_ptr``, which may be the window, since a row is read before it is written. KEPT: write
-    out and lse.
+    GATED: weight the branches (compression, this one, window) by gates [N,HQ,3], and write the sum
+    to ``total_ptr``, which may be ``win_ptr``: a row is read first. KEPT: write out and lse.
     """
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)

@@ -1,9 +1,9 @@
 """The main launch of the block-major forward in Gluon, for Hopper (``forward.py``).
 
-The kernel in Triton waits for its one tile of q. Here, once a tile has given its scores, the next
-tile is copied into the same shared memory, during the softmax and the product with V. So each of
-four programs on a multiprocessor has one tile in flight. More tiles in flight mean fewer programs,
-which was slower.
+The kernel in Triton loads a tile of q and waits for it. Here, once the scores of a tile are
+computed, the next tile is copied into the same shared memory, during the softmax and the product
+with V. So each of four programs on a multiprocessor has one tile in flight. With more tiles in
+flight, fewer programs would fit, which was slower.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
 @gluon.constexpr_function
 def neighbours(N):
-    """Give each thread eight adjacent columns of a product [64, N] of ``wgmma`` after
-    ``in_turn``."""
+    """Return the layout in which each thread has eight adjacent columns of a ``wgmma`` product [64,
+    N] after ``in_turn``."""
     wide = [[0, 32], [0, 64]] if N == 128 else [[0, 32]]
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *wide],
@@ -45,14 +45,14 @@ def neighbours(N):
 
 @gluon.jit
 def in_turn(x, N: gl.constexpr):
-    """Reorder columns (i, j, k, 2) of ``x`` [64, N] to (i, k, j, 2), four j and k; self-inverse."""
+    """Swap the axes j and k (4 each) of the columns (i, j, k, 2) of ``x`` [64, N]. Self-inverse."""
     x = x.reshape([64, N // 32, 4, 4, 2]).permute((0, 1, 3, 2, 4))
     return x.reshape([64, N])
 
 
 @gluon.jit
 def block_rows(ptr, key, key_end, stride, N: gl.constexpr):
-    """Load [64, N] of K or V that begins at row ``key``; rows from ``key_end`` are 0."""
+    """Load 64 rows of K or V [64, N] from row ``key``. Rows from ``key_end`` are 0."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // N, N // 8], [4, 1], [1, 0])
     key = key + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
@@ -123,7 +123,7 @@ def hopper_forward_kernel(
     QUERIES: gl.constexpr,
     WIDE: gl.constexpr,
 ):
-    """Program (work item, head) of four warps: see ``forward_kernel``. Blocks have 64 keys.
+    """Do what ``forward_kernel`` does, with programs of four warps. Blocks have 64 keys.
 
     ``config.hopper_fits`` says which calls it takes.
     """
@@ -160,8 +160,8 @@ def hopper_forward_kernel(
         k.index(0).store(k0)
         if D == 128:
             k.index(1).store(k1)
-        # So that adjacent columns of the product are in one thread, which stores 16 bytes at once
-        # without a detour through shared memory.
+        # Reordered, so that a thread has adjacent columns of the product. It stores 16 bytes at
+        # once, without a detour through shared memory.
         v.store(in_turn(v_rows, DV))
         last_key = first_key + (ROWS - 1) - first_token
         next_first = gl.load(entries_ptr)
@@ -171,14 +171,14 @@ def hopper_forward_kernel(
         out_column = gl.arange(0, DV, gl.SliceLayout(0, OUT))
         for i in range(0, n, TOKENS):
             # Tokens ascend, so a tile needs a mask only if its first token is before the block's
-            # last key. The mask also hides keys behind the end of the sequence.
+            # last key. The mask also hides keys past the end of the sequence.
             on_diagonal = next_first < last_key
             next_first = gl.load(entries_ptr + gl.minimum(i + TOKENS, n - 1))
             async_copy.wait_group(0)
             fence_async_shared()
             gl.thread_barrier()
             s = tile_scores(tile, k, D)
-            # All warps have read the tile.
+            # Wait until all warps have read the tile.
             gl.thread_barrier()
             if i + TOKENS < n:
                 copy_tile(q_ptr, coming, q_st, q_sh, tile, G, D)
@@ -198,7 +198,7 @@ def hopper_forward_kernel(
             acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
             out = gl.convert_layout(in_turn(acc.to(dtype), DV), OUT)
             left = (n - i) * G
-            # Only another kernel reads them, so they should not evict q from the cache.
+            # Only the merge kernel reads the partial results, so they should not evict q from L2.
             gl.store(
                 part_ptr + (i * G + out_row)[:, None] * DV + out_column[None, :],
                 out,

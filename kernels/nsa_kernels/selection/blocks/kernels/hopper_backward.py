@@ -1,10 +1,10 @@
 """The main launch of the block-major backward in Gluon, for Hopper (``backward.py``).
 
-The kernel in Triton waits for its one tile of q and dO. Here a multiprocessor has one program,
-whose warps share the work. Some copy tiles in advance to shared memory, up to four of q and of dO.
-Two groups of four warps take these tiles in turn. The groups share K and V, and each sums dK and dV
-over its own tiles. In the end, the first group adds the dK of both, and the second the dV of both.
-So the order of sums does not depend on timing.
+The kernel in Triton loads a tile of q and dO and waits for it. Here a multiprocessor has one
+program. Some of its warps copy tiles in advance to shared memory, up to four of q and four of dO.
+Two warp groups alternate on these tiles: group 0 takes the even tiles, group 1 the odd ones. They
+share K and V, and each adds up dK and dV over its own tiles. In the end, group 0 adds the dK of
+both, and group 1 the dV of both. So the order of additions does not depend on timing.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ D = gl.constexpr(128)
 BYTES = gl.constexpr(2)
 """Bytes of an element."""
 Q_SLOTS = gl.constexpr(4)
-"""Tiles of q in shared memory at once. Fewer than four leave no room for two sums."""
+"""Tiles of q in shared memory at once. Four have room for the two sums that are exchanged."""
 G_SLOTS = gl.constexpr(4)
 """Tiles of dO in shared memory at once."""
 LINES = gl.constexpr(3)
-"""Floats of each row (query, head): its LSE, rest and gate."""
+"""Floats of each row (query, head): its LSE, rest (the delta of ``delta_kernel``) and gate."""
 GROUPS = gl.constexpr(2)
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 """The layout of dK, dV (keys by columns) and dQ (rows by columns) in results of ``wgmma``."""
 WEIGHTS = gl.constexpr(
     gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]), 2)
 )
-"""The layout of keys by rows in an operand of ``wgmma`` from registers."""
+"""The layout of an operand of ``wgmma``, keys by rows, in registers."""
 GIVEN = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
-"""The layout of a sum that goes to the other group."""
+"""The layout, in shared memory, of a sum that one warp group hands to the other."""
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 BOXED_FROM = 8
-"""Heads of a group that TMA can copy as a box, since shared memory is swizzled by eight rows."""
+"""The fewest heads of a group that TMA can copy as a box: eight rows are swizzled together."""
 
 
 def takes_boxes(group: int) -> bool:
@@ -58,7 +58,7 @@ def takes_boxes(group: int) -> bool:
 
 def constants_of(group: int) -> dict[str, Any]:
     """Return the constants and options of a launch, except ``QUERIES`` and ``GATED``."""
-    # 384 threads share 64 Ki registers, including the idle ones of a group with one busy warp.
+    # 384 threads share 64 Ki registers: three warp groups, even if the third has one busy warp.
     options = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
     return {"G": group, "BOXED": takes_boxes(group), **options}
 
@@ -67,8 +67,8 @@ def constants_of(group: int) -> dict[str, Any]:
 def line_tokens(entries_ptr, first, n, G: gl.constexpr):
     """Return the token of each row of the tile that begins at query ``first``, for ``copy_lines``.
 
-    Rows after the last query get its token. They cannot spoil a finite sum: if values of that token
-    are not finite, the sums of the item are not finite anyway.
+    Rows after the last query repeat its token. They have weight 0, and cannot spoil a finite sum:
+    if values of that token are not finite, the sums of the item are not finite anyway.
     """
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     query = first + gl.arange(0, ROWS, LINE) // G
@@ -146,7 +146,8 @@ def copy(
     GATED: gl.constexpr,
     BOXED: gl.constexpr,
 ):
-    """Copy queries and gradients. BOXED: rows begin at ``q_row``, with ``q_st`` rows a token."""
+    """Do the work of the copying warps: copy queries, gradients, LSE, rest and gate. BOXED: the
+    first token is at row ``q_row`` of q, and tokens are ``q_st`` rows apart; the same for g."""
     TOKENS: gl.constexpr = ROWS // G
     line = line_tokens(entries_ptr, 0, n, G)
     if BOXED:
@@ -160,7 +161,7 @@ def copy(
     for i in range(tiles):
         here = token
         line_here = line
-        # The tokens of the next tile are loaded before this tile waits for a free slot.
+        # Load the tokens of the next tile before waiting for a free slot for this tile.
         if BOXED:
             token = gl.load(entries_ptr + gl.minimum((i + 1) * TOKENS + which, n - 1))
         else:
@@ -188,7 +189,7 @@ def copy(
 
 @gluon.jit
 def widened(x):
-    """Convert ``x`` of 16 bits to fp32. Assembly keeps the compiler from using unrounded values."""
+    """Convert 16-bit ``x`` to fp32. Without assembly, the compiler would use unrounded values."""
     if x.dtype == gl.bfloat16:
         code: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
     else:
@@ -221,7 +222,7 @@ def probabilities(
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if MASKED:
         query = first + gl.arange(0, ROWS, COLUMNS) // G
-        # No row after the last query sees a key.
+        # Rows after the last query see no key.
         token = gl.load(entries_ptr + query, mask=query < n, other=-0x40000000)
         key = origin + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
         p = gl.where(key[:, None] <= token[None, :], p, 0.0)
@@ -256,7 +257,7 @@ def step_of(
     BOXED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Do tile ``i``. MASKED: not every query sees every key, or queries are fewer than rows."""
+    """Do tile ``i``. MASKED: some queries do not see all keys, or some rows have no query."""
     TOKENS: gl.constexpr = ROWS // G
     OUT: gl.constexpr = neighbours(D)
     dtype: gl.constexpr = part_ptr.dtype.element_ty
@@ -282,9 +283,10 @@ def step_of(
     dv = warpgroup_mma(gl.convert_layout(rounded, WEIGHTS), g, dv, is_async=True)
     rest = line_room.index(q_slot * LINES + 1).load(gl.SliceLayout(0, SCORES))
     dp = warpgroup_mma_wait(1, deps=[dp])
-    # 16 registers where ``p`` itself would be 32.
+    # Use ``rounded``, which takes 16 registers until here. ``p`` would take 32.
     ds = (widened(rounded) * (dp - rest[None, :])).to(dtype)
-    # Passed long ago. But it ends a basic block, so ptxas moves nothing from above after the waits.
+    # This wait returns at once, but it ends a basic block, so ptxas moves nothing from above it
+    # below the later waits.
     mbarrier.wait(q_ready.index(q_slot), q_parity)
     ds_room.store(ds)
     dk = warpgroup_mma(gl.convert_layout(ds, WEIGHTS), q, dk, is_async=True)
@@ -300,7 +302,7 @@ def step_of(
     out = gl.convert_layout(in_turn(dq.to(dtype), D), OUT)
     row = gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
     column = gl.arange(0, D, gl.SliceLayout(0, OUT))
-    # Only another kernel reads them, so they should not evict q from the cache.
+    # Only ``dq_kernel`` reads the partial dQ, so it should not evict q from L2.
     gl.store(
         part_ptr + (i * ROWS + row)[:, None] * D + column[None, :],
         out,
@@ -312,13 +314,13 @@ def step_of(
 
 @gluon.jit
 def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
-    """Return the number of tiles, where the masked ones end, and the number of full ones."""
+    """Return the number of tiles, the end of the masked tiles, and the number of full tiles."""
     TOKENS: gl.constexpr = ROWS // G
     LAYOUT: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     j = gl.arange(0, ROWS, LAYOUT)
     token = gl.load(entries_ptr + gl.minimum(j, n - 1))
     # Tokens ascend, so of those that see a key, at most 63 are before the last key. If sequences
-    # overlap, there may be more, and all tiles are masked.
+    # overlap (malformed cu_seqlens), there may be more. Then all tiles are masked.
     early = gl.sum(((token < origin + (ROWS - 1)) & (j < n)).to(gl.int32), 0)
     early = gl.where(early == ROWS, n, early)
     whole = n // TOKENS
@@ -327,7 +329,7 @@ def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
 
 @gluon.jit
 def next_own_tile(tile, WHO: gl.constexpr):
-    """Return the first tile of this group that is not before ``tile``."""
+    """Return the first tile of group ``WHO`` that is not before ``tile``."""
     return tile + ((tile ^ WHO) & 1)
 
 
@@ -394,14 +396,14 @@ def differentiate(
     GATED: gl.constexpr,
     BOXED: gl.constexpr,
 ):
-    """Compute the gradients of group ``WHO`` of four warps."""
-    # Meanwhile, the first tiles are copied.
+    """Do the work of warp group ``WHO``: the gradients of every second tile."""
+    # Load K or V, while the copying warps copy the first tiles.
     if WHO == 0:
         k_rows = block_rows(k_ptr, first_key, key_end, k_st, D)
         tiles, masked, whole = tiles_of(entries_ptr, n, origin, G)
         k.store(k_rows)
-        # A thread then has adjacent columns of dQ, which it stores 16 bytes at a time without a
-        # detour through shared memory.
+        # Reordered, so that a thread has adjacent columns of dQ. It stores 16 bytes at a time,
+        # without a detour through shared memory.
         k_turned.store(in_turn(k_rows, D))
     else:
         v_rows = block_rows(v_ptr, first_key, key_end, v_st, D)
@@ -429,7 +431,7 @@ def differentiate(
             i, k, k_turned, v, q_room, g_room, line_room, ds_room, q_ready, q_empty, g_ready,
             g_empty, dk, dv, part_ptr, entries_ptr, n, origin, scale_log2, G, GATED, BOXED, True,
         )  # fmt: skip
-    # When no group reads tiles any more, each stores one of its sums in their memory.
+    # Wait until no group reads tiles any more. Then each stores one of its sums in their memory.
     gl.thread_barrier()
     mbarrier.arrive(all_done.index(0), count=1)
     mbarrier.wait(all_done.index(0), 0)
@@ -490,16 +492,16 @@ def hopper_backward_kernel(
     QUERIES: gl.constexpr,
     GATED: gl.constexpr,
 ):
-    """Program (work item, head): see ``backward_kernel``. Blocks have 64 keys, D = Dv = 128, and
-    tensors have 16 bits. ``config.hopper_backward_fits`` says which calls it takes.
+    """Do what ``backward_kernel`` does. Blocks have 64 keys, D = Dv = 128, and tensors 16 bits.
+    ``config.hopper_backward_fits`` says which calls it takes.
 
     ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv], are pointers. BOXED: they are
-    described by the heads of a group (``launch.descriptors``). k [N, H, D] and v [N, H, Dv].
-    ``lse_ptr`` (natural), ``rest_ptr`` and, GATED, ``gate_ptr``: fp32 [N, HQ]. ``part_ptr``
+    descriptors (``describe_heads``), with the heads of a group as a box. k [N, H, D] and v [N, H,
+    Dv]. ``lse_ptr`` (natural), ``rest_ptr`` and, GATED, ``gate_ptr``: fp32 [N, HQ]. ``part_ptr``
     takes dQ of each (query, block) in the inputs' dtype, unscaled, [HEADS, segment_size, G, D],
     where HEADS is the number of heads in the launch. The first item of a block adds to ``dk_ptr``
-    and ``dv_ptr`` fp32 [N, HEADS, D]; further items store their sums in ``spill_ptr`` fp32 [slots,
-    64, D + Dv].
+    and ``dv_ptr`` fp32 [N, HEADS, D]; the other items store their sums in ``spill_ptr`` fp32
+    [slots, 64, D + Dv].
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     COPYING_WARPS: gl.constexpr = 1 if BOXED else 4
@@ -569,7 +571,7 @@ def hopper_backward_kernel(
         gl.thread_barrier()
         FIRST: gl.constexpr = 0
         SECOND: gl.constexpr = 1
-        # Arguments are written out: constants in a tuple that is a variable would become tensors.
+        # Arguments are written out, since constants in a tuple variable would become tensors.
         # fmt: off
         gl.warp_specialize(
             [

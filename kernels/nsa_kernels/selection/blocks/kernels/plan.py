@@ -1,4 +1,4 @@
-"""The kernels that build the inverted index (``plan.py``)."""
+"""Kernels that build the inverted index. ``selection/blocks/plan.py`` explains its terms."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from ....jit.compat import any_alignment, tl, triton
 from ....jit.sequences import sequence_of
 
 UNROLLED = tl.constexpr(16)
-"""Choices of a token in a step of a loop. Unrolled code for 128 takes minutes to compile."""
+"""How many choices of a token a step of a loop takes. With 128, compilation takes minutes."""
 CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
-"""Arguments that differ between launches. Specialised, each would be compiled three times."""
+"""Arguments that differ between launches. If Triton specialised them, it would compile a kernel up
+to three times for each."""
 LISTS = any_alignment("items_ptr", "first_ptr", "count_ptr")
 """Pointers into lists of a chunk, which may begin at any address."""
 
@@ -128,7 +129,7 @@ def entries_kernel(
     BLOCK_S: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Program (tokens, head): append every choice to the list of its bin, and store its place."""
+    """Program (tokens, head): enter every choice in the list of its bin, and store its place."""
     t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     h = tl.program_id(1)
     s = tl.arange(0, BLOCK_S)
@@ -192,13 +193,13 @@ def items_kernel(
     first = tl.load(first_ptr + b, mask=b < bins, other=0)
     count = tl.load(count_ptr + b, mask=b < bins, other=0)
     slot = first // QUERIES + b
-    # The number of slots before the next bin, at least one.
+    # The number of slots of this bin, at least one.
     own = tl.where(b < bins, (first + count) // QUERIES + b + 1 - slot, 0)
     for i in range(tl.max(own, 0)):
         busy = i * QUERIES < count
         tl.store(items_ptr + (slot + i) * 2, tl.where(busy, b, -1), mask=i < own)
         tl.store(items_ptr + (slot + i) * 2 + 1, tl.where(busy, i * QUERIES, -1), mask=i < own)
-    # All programs fill the slots after the last bin.
+    # Together, all programs fill the slots after the last bin.
     last = tl.load(first_ptr + bins - 1) + tl.load(count_ptr + bins - 1)
     behind = last // QUERIES + bins
     for start in range(behind + tl.program_id(0) * BLOCK, slots, tl.num_programs(0) * BLOCK):

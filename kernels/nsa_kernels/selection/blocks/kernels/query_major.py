@@ -82,7 +82,7 @@ def query_major_kernel(
         s = dot(q, tl.trans(k), s) * scale_log2
         s = tl.where(valid[None, :], s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, 1))
-        # Before the first key, this is -inf minus -inf.
+        # Without this, a query that has seen no key yet would subtract -inf from -inf.
         base = tl.where(new_top > float("-inf"), new_top, 0.0)
         p = tl.exp2(s - base[:, None])
         alpha = tl.exp2(top - base)

@@ -9,7 +9,7 @@ from .spans import key_of, numbered_spans
 
 @triton.jit
 def probabilities(q, k, lse, chosen, scale_log2):
-    """exp(scale q.k - lse) [rows, keys] where chosen, else 0; ``lse`` is the natural logarithm."""
+    """Return exp(scale q.k - lse) [rows, keys], or 0 if not chosen. ``lse`` is natural."""
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(q, tl.trans(k), s) * scale_log2
     # The exponent of a key that is not chosen is arbitrary, and must not give infinity.
@@ -18,7 +18,7 @@ def probabilities(q, k, lse, chosen, scale_log2):
 
 @triton.jit
 def score_gradients(p, do, v, delta):
-    """ds / scale [rows, keys]."""
+    """Return ds / scale [rows, keys]."""
     dp = tl.zeros([do.shape[0], v.shape[0]], dtype=tl.float32)
     dp = dot(do, tl.trans(v), dp)
     return p * (dp - delta[:, None])
@@ -74,7 +74,7 @@ def ranges_dq_kernel(
     lse = tl.load(lse_ptr + offset, mask=heads_ok, other=0.0)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        # A row without keys has an LSE of -inf, and no weights.
+        # A row without keys has an LSE of -inf, but no weights, so its dlse has no effect.
         delta -= tl.load(dlse_ptr + offset, mask=heads_ok, other=0.0)
     tl.store(delta_ptr + offset, delta, mask=heads_ok)
     k_base = k_ptr + (b * G + g) * S_KV * D
@@ -168,8 +168,8 @@ def plan_kernel(
 ):
     """Program (tile, b * G + g): list the queries that select some key of the tile, in order.
 
-    Each has a bit for each key that it selects. The count of queries and the union of their bits
-    are also stored. Spans are [B,G,n,2,S], so that adjacent queries are one load.
+    Each query has a bit for each key that it selects. The number of queries and the union of their
+    bits are also stored. Spans are [B,G,n,2,S], so that adjacent queries are one load.
     """
     tile = tl.program_id(0)
     kv = tl.program_id(1).to(tl.int64)
@@ -265,7 +265,7 @@ def ranges_dkdv_kernel(
         dv = dot(tl.trans(narrow(p, do.dtype)), do, dv)
         ds = score_gradients(p, do, v, delta)
         dk = dot(tl.trans(narrow(ds, q.dtype)), q, dk)
-    # Keys that no query selects may hold NaN, and a weight of 0 times NaN is NaN.
+    # Clear the gradients of keys that no query selects: weight 0 times a key of NaN is NaN.
     selected = has_bit(tl.load(selected_ptr + slot), of_tile)[:, None]
     dk = tl.where(selected, dk, 0.0)
     dv = tl.where(selected, dv, 0.0)

@@ -61,10 +61,10 @@ def ranges_kernel(
     DEPENDENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (row, split, head tile); row = (b * S + s) * G + g.
+    """Program (row, split, head tile): attend to a share of row (b * S + s) * G + g.
 
     DEPENDENT: the launch before may still write the spans, but no other input. LENGTHS: each batch
-    entry has a length of its own. PAGE: 0 for k [B,G,S_KV,D], or the keys of a page. Then k
+    entry has its own number of keys. PAGE: 0 for k [B,G,S_KV,D], or the keys of a page. Then k
     [pages,G,PAGE,D] and v are a pool, and row b of ``pages`` lists the pages of entry b.
     """
     start_next_launch(PDL)
@@ -158,7 +158,8 @@ def ranges_kernel(
                 )
         row_sum = tl.sum(sums, 1)
         if PAGE > 0:
-            # Rows of absent keys give 0. A share of such keys has no weight beside other shares.
+            # If all keys of a row are absent, it gives 0. If all keys of a share are absent, but
+            # not of the row, the share has no weight beside the others.
             some = row_max > NOT_THERE
             if SPLIT:
                 some = some | (n_parts > 1)

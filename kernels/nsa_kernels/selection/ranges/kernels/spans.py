@@ -15,10 +15,10 @@ def numbered_spans(
     SPANS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
 ):
-    """Make a row's spans disjoint and number their keys 0..total without gaps.
+    """Make a row's spans disjoint and number their keys 0..total - 1 without gaps.
 
     Return four results. Three are [SPANS], in the order of the spans: the first number of a span,
-    the number behind its last, and the difference between key and number. The fourth is total.
+    the number after its last, and the position of a key minus its number. The fourth is total.
 
     If SEARCH_STEPS is not 0, spans and before come from ``disjoint_spans``, and only total is set.
     """
@@ -49,7 +49,7 @@ def numbered_spans(
         low = tl.maximum(low, reach)
         count = tl.maximum(high - low, 0)
         total = tl.sum(count, 0)
-        # Numbers follow the index order of the spans.
+        # Keys are numbered in the order in which spans are given, not in sorted order.
         stop = tl.cumsum(count, 0)
         number = stop - count
         shift = low - number
@@ -69,8 +69,7 @@ def key_of(
     n_spans,
     SEARCH_STEPS: tl.constexpr,
 ):
-    """Return the keys with the numbers ``pos``, int32. Where not ``valid``, the key is
-    arbitrary."""
+    """Return the positions, int32, of the keys with numbers ``pos``; arbitrary if not ``valid``."""
     if SEARCH_STEPS > 0:
         # Find the last span whose first number is <= pos. An empty span has the first number of the
         # next one, so it is never found.
