@@ -1,6 +1,6 @@
-"""The checks: each says what speaks against a result. A check needs neither a device nor torch.
+"""The checks: each reports doubts about results. A check needs neither a device nor torch.
 
-The docstring of a check says what it asks; `nsabench explain` and the report show it.
+`nsabench explain` and the report show the docstring of a check.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nsabench.model.record import Record
 __all__ = ["HARMLESS", "DeviceLimits", "Effect", "Finding", "by_gravity"]
 
 Check = Callable[[Sequence[Record], DeviceLimits], list[Finding]]
-# If two findings about a record are equally grave, the first decides.
+# If findings of several checks about a record are equally grave, the first of these checks decides.
 CHECKS: Mapping[str, Check] = {
     "baseline": check_baseline,
     "burst": check_burst,
@@ -52,7 +52,7 @@ def describe_check(name: str) -> str:
 def run_checks(
     records: Sequence[Record], limits: DeviceLimits
 ) -> tuple[list[Finding], list[Record]]:
-    """Return the findings, the gravest first, and the records with `caught` of each control."""
+    """Return the findings, the gravest first, and the records, with `caught` set for controls."""
     findings = [finding for check in CHECKS.values() for finding in check(records, limits)]
     records = controls.set_catches(records, findings)
     return by_gravity([*findings, *controls.find_failures(records)]), records

@@ -1,4 +1,4 @@
-"""Group records by case and by length, and find the baseline of a case that counts."""
+"""Group records by case and by length, and find the fastest valid baseline of a case."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def best_baseline(
     alongside: bool = False,
     regime: Regime | None = None,
 ) -> Record | None:
-    """Return the fastest baseline of a case that is `ok` and within tolerance, or None.
+    """Return the fastest timed baseline of a case that is within tolerance, or None.
 
-    beside: take only baselines of this record's attempt. Baselines from its own package count only
-    if there are no others.
+    beside: take only baselines of this record's attempt. Baselines from this record's own package
+    count only if there are no others.
     alongside: also take baselines that run only for a control.
     regime: by default, the regime of the samples.
     """
@@ -70,7 +70,7 @@ def best_baseline(
 def fastest(valid: Sequence[Record], regime: Regime | None = None) -> Record | None:
     """Return the fastest of the timed records of a case, or None."""
     if regime is not Regime.QUEUE:
-        # Records that left their attempt early do not count: the clocks may have changed later.
+        # Records with fewer samples than others do not count: the clocks may have changed later.
         most: dict[int, int] = {}
         for r in valid:
             most[r.attempt] = max(most.get(r.attempt, 0), r.own.n_samples)

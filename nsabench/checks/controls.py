@@ -1,22 +1,22 @@
-"""Controls: a run decides something only if every control that cheats in it was caught.
+"""Decide which controls (implementations that cheat on purpose) were caught by their checks.
 
-A control declares the check that must catch it (`caught_by`). It declines with `Unsupported` the
-cases on which it happens to be right. So it must be caught on every case that it runs:
+A control declares the check that must catch it (`caught_by`). It raises `Unsupported` on cases on
+which it would be right. So it must be caught on every other case. It is caught by
 
-- `parity`: its status is `wrong`, or a check such as `ordering` says that its output is wrong. One
-  that declares `needs_order` proves nothing if the order of its work was not shown.
-- `timer`: it manipulates the clock, and is caught if it is not faster than the best valid baseline.
-- `host`: the check found it bound by its host. It declines if the device takes as long.
-- `burst`: its result was wrong when the clock of a burst stopped. It declines if a call is as long
-  as a burst and was called alone.
-- Any other: the check of that name has a finding about it. For `roofline`, a control that is not
-  faster than the baseline has proven nothing.
+- `parity` if its status is `wrong`, or if a check such as `ordering` calls its output wrong. A
+  control with `needs_order` is unproven if the run could not observe the order of its work.
+- `timer` if its trick on the clock does not make it faster than the best valid baseline.
+- `host` if the check finds it bound by its host. It is declined if the device hides its host time.
+- `burst` if one of its results was wrong when the clock of a burst (calls back to back) stopped. It
+  is declined if one call takes as long as a burst, since its burst was then a single call.
+- any other check if that check has a finding about it. For `roofline`, a control that is not faster
+  than the baseline is unproven.
 
 A missed control of `host` or `burst` invalidates verdicts in the regime `queue` alone.
 
-A control that is caught proves its check for its group (op, direction, mode). Other groups are
-timed and compared by other code. If all controls of a group fail before a check, nothing is decided
-there. If none ran, verdicts stand, and the decision names the unproven checks.
+A caught control proves that its check works for its group (op, direction, mode). Other groups are
+timed and compared by other code. If no control of a check was caught or missed in a group, and one
+was unproven, nothing is decided there. If none ran, verdicts stand and name the unproven check.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CHECK = "controls"
 CHECKS_OF_OUTPUT = ("parity",)
 CHECKS_OF_TIMED = (*CHECKS_OF_OUTPUT, "timer", "baseline", "roofline")
 CHECKS_OF_QUEUE = ("host", "burst")  # verdicts in the queue also need these
-AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with what it wraps.
-GAINED = 0.8  # a working trick on the clock makes a time vanish; a smaller gain is noise.
-# On the host's clock the arms of a busy machine differ several-fold (2.6 was seen). The trick there
-# stops the clock, which still shows.
+AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with what it wraps
+GAINED = 0.8  # share of the baseline's time; a trick that works takes less, noise does not
+# On a busy CPU, times of equal code were 2.6 times apart. A trick on the host's clock that works
+# stops the clock, so its time is below even this share.
 GAINED_ON_HOST = 0.1
 COLD = 2.5  # factor by which cold caches lengthen the host's part of a call
-A_BURST_MS = 1.9  # a longer call is a burst of its own
+A_BURST_MS = 1.9  # a call that takes longer is the only one in its burst
 
 
 def set_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
@@ -66,8 +66,8 @@ def find_failures(records: Sequence[Record]) -> list[Finding]:
         if lack.is_stuck:
             regime = guarded_regime(lack.check)
             sentence = (
-                f"no control of {lack.group} showed that the check {lack.check!r} works: none got "
-                f"as far as being caught, so nothing is decided of it{_name_regime(regime)}"
+                f"no control of {lack.group} reached the check {lack.check!r}, so it is not shown "
+                f"to work, and nothing is decided for {lack.group}{_name_regime(regime)}"
             )
             findings.append(
                 Finding(CHECK, Effect.INVALID, sentence, groups=(lack.group,), regime=regime)
@@ -95,11 +95,11 @@ def decide_catch(row: Record, case: Sequence[Record], findings: Sequence[Finding
             return Catch.CAUGHT
         return Catch.UNPROVEN if row.needs_order and NO_ORDER in row.notes else Catch.MISSED
     if row.status is Status.WRONG or row.median_ms is None:
-        return Catch.UNPROVEN  # another check was first, or it was never timed
+        return Catch.UNPROVEN  # another check rejected it first, or it was not timed
     if row.caught_by in AGAINST_BASELINES:
         wrapped = [r for r in case if not row.wraps or r.implementation == row.wraps]
         if best_baseline(wrapped, alongside=True) is None:
-            return Catch.UNPROVEN  # other baselines may be slower for other reasons
+            return Catch.UNPROVEN  # the baseline that it wraps has no valid time
     if row.caught_by == "timer":
         return _decide_timer(row, best_baseline(case, alongside=True))
     if any(_names(f, row) for f in findings):
@@ -109,7 +109,7 @@ def decide_catch(row: Record, case: Sequence[Record], findings: Sequence[Finding
     if row.caught_by == "roofline":
         best = best_baseline(case, alongside=True)
         if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
-            return Catch.UNPROVEN  # its host held it up, so it was not too fast
+            return Catch.UNPROVEN  # its own host time kept it from being too fast
     return Catch.MISSED
 
 
@@ -124,7 +124,7 @@ def _decide_host(record: Record) -> Catch:
     work_ms, queued_ms = worked_ms(record), record.median_in(Regime.QUEUE)
     if work_ms is None or queued_ms is None:
         return Catch.UNPROVEN
-    if record.host_us is None:  # the device was not held, so only the queue shows the host time
+    if record.host_us is None:  # no spin held the device, so only bursts include the host time
         hidden = queued_ms <= MORE * work_ms
     else:
         hidden = record.host_us / 1e3 < COLD * MORE * work_ms
@@ -157,10 +157,10 @@ def _describe_control(name: str, records: Sequence[Record]) -> Iterator[Finding]
         yield Finding(CHECK, Effect.INVALID, sentence, implementation=name, regime=regime)
     if stuck:
         first = stuck[0]
-        why = first.reason or "it gained nothing, or nothing valid was timed beside it"
+        why = first.reason or "it was not faster, or no valid baseline was timed beside it"
         sentence = (
-            f"the control did not get as far as being caught in {len(stuck)} cases, first in "
-            f"{labels.case(first)} ({first.status}): {why}"
+            f"the control did not reach the check {first.caught_by!r} in {len(stuck)} cases, first "
+            f"in {labels.case(first)} ({first.status}): {why}"
         )
         yield Finding(CHECK, Effect.NOTE, sentence, implementation=name)
 
@@ -176,11 +176,11 @@ class Unproven:
 
     group: Group
     check: str
-    is_stuck: bool  # its controls failed before it; else all declined, or there is none
+    is_stuck: bool  # a control is `unproven`; False: all declined, or there is none
 
 
 def find_unproven(records: Sequence[Record]) -> list[Unproven]:
-    """Return the unproven checks that verdicts of a run rest on, or that controls were for."""
+    """Return the unproven checks that verdicts rest on, or that have an unproven control."""
     guarding = [
         (Group.from_record(record), check)
         for record in records
@@ -195,8 +195,8 @@ def find_unproven(records: Sequence[Record]) -> list[Unproven]:
 def list_unproven(
     outcomes: Iterable[tuple[Group, str, Catch]], guarding: Iterable[tuple[Group, str]] = ()
 ) -> list[Unproven]:
-    """Return the checks that caught none of these controls, of those behind a verdict (`guarding`)
-    or with a stuck control. outcomes: the group, check and `caught` of each control."""
+    """Return the checks in `guarding`, or with an unproven control, whose controls were neither
+    caught nor missed. outcomes: the group, check and `caught` of each control."""
     catches: dict[tuple[Group, str], set[Catch]] = defaultdict(set)
     for group, check, caught in outcomes:
         catches[group, check].add(caught)
@@ -210,7 +210,7 @@ def list_unproven(
 
 
 def describe_unproven(unproven: Iterable[Unproven]) -> Iterator[tuple[tuple[Group, ...], str]]:
-    """Yield a sentence for groups that lack the same checks, except stuck checks."""
+    """Yield groups with the same unproven checks, and a sentence. Stuck checks are left out."""
     checks: dict[Group, list[str]] = defaultdict(list)
     for lack in unproven:
         if not lack.is_stuck:

@@ -14,11 +14,11 @@ class Effect(Word):
     """The effect of a finding on records, the gravest first."""
 
     INVALID = "invalid", "nothing may be decided: on the case, or on the run if no case is named"
-    WRONG = "wrong", "the record is not ok: its output is not the op's"
-    IMPLAUSIBLE = "implausible", "the record is not ok: its time cannot be"
-    INCONCLUSIVE = "inconclusive", "the verdict, if there is one, is not to be relied on"
-    UNPROVEN = "unproven", "the verdict stands, but a check behind it was not shown to work there"
-    NOTE = "note", "worth saying, changes nothing"
+    WRONG = "wrong", "the record is not ok: its output is wrong"
+    IMPLAUSIBLE = "implausible", "the record is not ok: its time is impossible"
+    INCONCLUSIVE = "inconclusive", "the verdict becomes inconclusive"
+    UNPROVEN = "unproven", "the verdict stands, but no control showed that a check behind it works"
+    NOTE = "note", "worth knowing; changes no verdict"
 
 
 # These effects change no verdict.
@@ -26,7 +26,7 @@ HARMLESS = frozenset({Effect.UNPROVEN, Effect.NOTE})
 
 
 class Group(NamedTuple):
-    """The cases of an op that share measuring code: a direction and a mode."""
+    """The cases of an op in one direction and mode, which share the code that measures them."""
 
     op: str
     direction: Direction
@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
     @property
     def way(self) -> str:
-        """Its direction and mode in words, if unusual: ` backward in graph mode`."""
+        """Its direction and mode in words, without the usual ones: ` backward in graph mode`."""
         backward = "" if self.direction is Direction.FORWARD else f" {self.direction}"
         graph = " in graph mode" if self.mode is Mode.GRAPH else ""
         return backward + graph
@@ -51,8 +51,8 @@ class Group(NamedTuple):
 class Finding:
     """A finding about a record, a case or a run.
 
-    Without `implementation` it is about all of a case. Without `case_id` it is about all cases of
-    `groups`. Without both it is about the whole run.
+    An empty `implementation`, `case_id` or `groups` stands for all of them. A finding with neither
+    `case_id` nor `groups` is about the whole run.
     """
 
     check: str
@@ -61,7 +61,7 @@ class Finding:
     case_id: str = ""
     implementation: str = ""
     groups: tuple[Group, ...] = ()
-    regime: Regime | None = None  # the only one that it is about; None: all
+    regime: Regime | None = None  # the only regime that the finding is about; None: all
 
     def concerns(self, record: Record) -> bool:
         return (

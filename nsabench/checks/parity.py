@@ -4,11 +4,11 @@ The worker has checked the form of the result (`worker/calls.py`), and the check
 its errors (`checker/compare.py`). Three errors are limited:
 
 - the mean absolute error, by the tolerance of the case;
-- the relative L2 error, by a multiple of what the format resolves (`resolution`);
-- the L2 error of the worst row, by another multiple of it (`row_ratio`).
+- the relative L2 error, by a multiple of what rounding explains (`resolution`);
+- the L2 error of the worst row, by another multiple of `resolution` (`row_ratio`).
 
-The checker rejects a call by the first limit; the others are applied later, to the record. A probe
-has a limit of its own: `find_probe_limit`.
+The checker rejects a call by the first limit. `check_parity` applies the others to the record. A
+probe (`ops/_probes.py`) has only a limit of its own: `find_probe_limit`.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Status
 from nsabench.ops import Op
 
-# Spacing of the format at 1 (2^-mantissa bits). Rounding alone gives a relative error of about 0.3
-# of it, so ratios of smaller errors mean nothing.
+# Spacing of the format at 1 (2^-mantissa bits). Rounding alone gives errors of about 0.3 of it.
 EPSILON = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7, DType.FLOAT32: 2.0**-23}
 # On tensor cores, three TF32 products replace one in float32, and each sum of 8 terms is truncated.
-# A tile of at most so many terms is summed there before it is added in float32.
+# At most `TILE` terms are summed there before the sum is added in float32.
 TRUNCATIONS_A_TERM, TILE = 3 / 8, 64
 
 
 def noise(dtype: DType, terms: int, logit: float = 1.0) -> float:
-    """Return the relative error that an honest result of sums of so many terms may have.
+    """Return the relative error that an honest result may have if it sums this many terms.
 
     It is the larger of two errors: the rounding to the format, and the error of sums in float32.
     Such a sum, in any order, is off by sqrt(terms) roundings (Higham and Mary 2019, probabilistic
     rounding error analysis). On tensor cores the truncations in one tile do not cancel (Ootomo and
     Yokota 2022, recovering single precision accuracy from Tensor Cores). A softmax turns the
-    absolute error of its logits into a relative error, so the error grows with their size `logit`.
+    absolute error of its logits into a relative error, so the error grows with the logits' size.
 
     On an H200, seven honest implementations were off by 1.3e-7 to 6.1e-7 on the same inputs in
     float32. SDPA on 32 keys of head dim 16 is off by 8.8e-7, seven roundings of such a sum.
@@ -63,21 +62,21 @@ def _count_terms(op: Op, sizes: tuple[tuple[str, int], ...]) -> int:
     return op.terms(op.shape_model.model_validate(known))
 
 
-# The allowed error of a row of an honest result, in units of that noise. The most that was seen on
-# an H200 is 1.9 in output, 8.3 in dq, 1.2 in dk and dv (notes/worst_rows.md). On a CPU it is
-# 3.4, 1.8 and 1.7 in dq, dk and dv. Only scores too large for float32 gave more.
+# The allowed error of a row, as a multiple of `noise`. The largest errors of honest rows on an H200
+# are 1.9 in output, 8.3 in dq, 1.2 in dk and dv (notes/worst_rows.md). On a CPU they are 3.4, 1.8
+# and 1.7 in dq, dk and dv. Only scores that overflow float32 gave larger errors.
 ROW_NOISE = {
-    OUTPUT: 2.0,  # the output and the weights are rounded, by a third of the spacing each.
-    "dv": 4.0,  # like an output, summed over the queries and perhaps a group of heads.
-    # Many queries see a key, and its terms cancel only for a query that sees few others.
+    OUTPUT: 2.0,  # the output and the weights are rounded, each by a third of the spacing
+    "dv": 4.0,  # a sum like an output, over the queries and perhaps over a group of heads
+    # Terms of dk cancel only for queries with few keys, and many other queries see the same key.
     "dk": 8.0,
 }
 # The terms of dq cancel: they are large for a query with few keys, and the values saved by the
 # forward are rounded. The terms of any other gradient may also cancel.
 ROW_NOISE_OF_A_GRADIENT = 16.0
-# The least norm that an error is relative to, in units of a typical row. In dv nothing cancels, and
-# rows differ by a factor of 100, because under a causal mask one query sees the last key. So errors
-# are relative to the row's own norm. Below this norm a weight may underflow.
+# The error of a row is divided by its norm, or by this many norms of a typical row (1 by default)
+# if that is more. In dv nothing cancels, and norms differ by a factor of 100: under a causal mask
+# only one query sees the last key. Below 1/64 of a typical norm a weight may underflow.
 LEAST_ROW = {"dv": 1 / 64}
 
 
@@ -94,12 +93,12 @@ def least_row(result: str) -> float:
 
 
 def is_seen(result: str, of_typical: float, resolved: float) -> bool:
-    """Return whether a lost row with a norm of so many typical rows is always found wrong."""
+    """Return whether parity always finds a missing row whose norm is `of_typical` typical norms."""
     return of_typical > min(max(least_row(result), of_typical) * row_ratio(result), 1.0) * resolved
 
 
 ORACLE = "the float64 oracle"
-PROBE_NOISE = 8.0  # a structural mistake is off by more, and rounding by less
+PROBE_NOISE = 8.0  # a mistake in the code gives a larger error, rounding a smaller one
 
 
 def find_excess_of_mean(mae: float, case: Case | Record, result: str = "") -> str:
@@ -151,16 +150,16 @@ def _find_excess(record: Record) -> str:
     # Written so that NaN never passes.
     if record.rel_l2 is not None and not record.rel_l2 <= limit:
         return (
-            f"relative L2 error {record.rel_l2:.3g} against {ORACLE} is over {limit:.3g}: sums in "
-            f"{record.dtype} resolve {resolved:.3g}"
+            f"relative L2 error {record.rel_l2:.3g} against {ORACLE} is over {limit:.3g}: rounding "
+            f"in {record.dtype} explains {resolved:.3g}"
         )
     at = record.worst_row_at
     result = result_of(at) or (OUTPUT if record.direction is Direction.FORWARD else "")
     limit = row_ratio(result) * resolved
     if record.worst_row is not None and not record.worst_row <= limit:
         return (
-            f"the row {at} is off by {record.worst_row:.3g} of its norm: {record.dtype} "
-            f"explains {limit:.3g}"
+            f"the relative error of row {at} is {record.worst_row:.3g}: rounding in "
+            f"{record.dtype} explains {limit:.3g}"
         )
     return ""
 

@@ -1,4 +1,4 @@
-"""Judge times by their work: ceilings, impossible times, flat times, cliffs, slow baselines."""
+"""Judge times by the work done in them: impossible times, cliffs, flat times, slow baselines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from nsabench.model.vocabulary import DType, Regime, Role
 # Memory and core clocks are often set a few percent above the data sheet's.
 OVERCLOCKING = 1.05
 
-# A cliff: times the square of the work's growth. In three runs on an H200, uncompiled FlexAttention
-# took 15 to 44 times, and everything else at most twice.
+# A time leaps if it grows by over `LEAP` times the square of the work's growth. In three runs on an
+# H200, the factor was 15 to 44 for uncompiled FlexAttention, and at most 2 for everything else.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # multiple of the best time at the foot of a cliff, for possible winners
+IN_THE_RUNNING = 2.0  # a possible winner takes at most this multiple of the best time before a leap
 
 GROWTH_OF_WORK = 4.0
-FLAT = 1.1  # a time that grows less than this over such growth of work is flat.
-FILLED = 0.5  # if its work alone takes this share of a time, a flat time is suspicious.
-# Work below this can hide behind launches and the latency of the first loads.
+FLAT = 1.1  # a time that grows less than this while the work grows by `GROWTH_OF_WORK` is flat
+FILLED = 0.5  # a flat time is suspicious if the least time of its work is at least this share of it
+# Work that takes less can hide behind launches and the latency of the first loads.
 LAUNCH_FLOOR_MS = 0.02
 
-SLOW = 3.0  # times the best valid baseline; K and V expanded over heads are honest at 3.5
+SLOW = 3.0  # multiple of the best baseline's time. SDPA with K and V expanded over heads takes 3.5
 FIXED_COST_MS = 0.2  # for the launches of an eager baseline, or its host code on a CPU
 FAR_FROM_ROOFLINE = 30.0
-HIDDEN = 0.5  # share of samples that were queued before the device was let go
+HIDDEN = 0.5  # share of samples that were queued before the spin kernel ended
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DeviceLimits:
     source: str = "no ceilings"
     memory_gb_s: float | None = None
     l2_gb_s: float | None = None
-    l2_bytes: int = 0  # of the inputs that may be in L2 before a call; 0 if the timer flushes it
+    l2_bytes: int = 0  # bytes of inputs that may be in L2 before a call; 0: the timer flushes L2
     tflop_s: Mapping[str, float] = field(default_factory=dict)
     timer_floor_ms: float | None = None
     known_duration_error: float | None = None
@@ -50,7 +50,7 @@ class DeviceLimits:
 
     @classmethod
     def from_sheet(cls, sheet: Sheet) -> DeviceLimits:
-        """Return the ceilings of a data sheet. A timer from elsewhere may have left the L2 full."""
+        """Return the ceilings of a data sheet. Foreign timers may have left the inputs in L2."""
         return cls(
             source=f"data sheet of the {sheet.name}",
             memory_gb_s=sheet.memory_gb_s,
@@ -82,9 +82,9 @@ class Bound:
 def least_time(
     record: Record, limits: DeviceLimits, *, l2_bytes: int | None = None, warm: bool = False
 ) -> Bound | None:
-    """Return the greatest lower bound on the time of a call, if `limits.l2_bytes` come from L2.
+    """Return the greatest lower bound on the time of a call.
 
-    l2_bytes: instead of `limits.l2_bytes`. warm: all inputs may come from L2.
+    l2_bytes: bytes that come from L2; by default `limits.l2_bytes`. warm: all inputs may.
     """
     in_l2 = limits.l2_bytes if l2_bytes is None else l2_bytes
     resident = record.bytes_min if warm else min(in_l2, record.bytes_min)
@@ -145,7 +145,7 @@ def find_impossible(record: Record, limits: DeviceLimits) -> Iterator[str]:
     if bound := find_beaten(record, limits):
         yield _describe(f"{time_ms:.3g} ms", time_ms, bound, limits)
     elif queued_ms is not None and (bound := find_beaten(record, limits, Regime.QUEUE)):
-        what = f"{queued_ms:.3g} ms a call, one behind the other,"
+        what = f"{queued_ms:.3g} ms a call, back to back,"
         yield _describe(what, queued_ms, bound, limits)
     floor = limits.timer_floor_ms
     if floor is not None and time_ms * limits.margin < floor:
@@ -160,10 +160,10 @@ def _describe(what: str, time_ms: float, bound: Bound, limits: DeviceLimits) -> 
 
 
 def check_cliff(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
-    """A time that grows far more than its work is probably another program's.
+    """If a time grows far more than its work, another program was probably run.
 
-    Libraries silently fall back to uncompiled code, or to another backend. An honest kernel grows
-    at most by the square of its work.
+    Libraries silently fall back to uncompiled code, or to another backend. The time of an honest
+    kernel grows at most by the square of its work.
     """
     possible = [
         r
@@ -175,7 +175,7 @@ def check_cliff(records: Sequence[Record], limits: DeviceLimits) -> list[Finding
 
 
 def _find_tops(series: list[Record], cases: dict[str, list[Record]]) -> Iterator[Finding]:
-    """Find the records after a leap, until one is faster than the edge."""
+    """Report the records from a leap (the first is its edge) until one is faster than the edge."""
     foot, edge = series[0], None
     for record in series[1:]:
         if _ms(record) > LEAP * _growth(foot, record) ** 2 * _ms(foot):
@@ -188,7 +188,7 @@ def _find_tops(series: list[Record], cases: dict[str, list[Record]]) -> Iterator
         # If the baseline may be the best, the whole case is in doubt.
         best = best_baseline(cases[foot.case_id])
         if record.role is Role.BASELINE and best and _ms(foot) <= IN_THE_RUNNING * _ms(best):
-            sentence = f"{cliff}; without that it may be the best baseline here"
+            sentence = f"{cliff}; otherwise it might be the best baseline here"
             yield Finding("cliff", Effect.INCONCLUSIVE, sentence, record.case_id)
         else:
             yield Finding("cliff", Effect.NOTE, cliff, *record.key)
@@ -219,7 +219,7 @@ def _ms(record: Record) -> float:
 def check_scaling(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """A time must grow with its compulsory work once the work exceeds the launch cost.
 
-    If the work fills half of a time, four times the work does not fit into the same time.
+    If its work accounts for half of a time or more, a quarter of the work must take less time.
     """
     flats = (_find_longest_flat(series, limits) for series in length_series(records))
     return [finding for finding in flats if finding is not None]
@@ -278,14 +278,14 @@ def _check_case(case: list[Record], limits: DeviceLimits) -> Iterator[Finding]:
             f"{best.median_ms / bound.ms:.0f} times what {bound.why} take: a speed-up over it "
             f"says that it is slow"
         )
-        # A baseline that waits for the device within a call, as by `.item()`, is written badly.
-        # Another one may just be the best for this op.
+        # A baseline that waits for the device in a call, such as by `.item()`, is written badly.
+        # Otherwise it may still be the best for this op.
         effect = Effect.INCONCLUSIVE if _synchronises(best) else Effect.NOTE
         yield Finding("baseline", effect, sentence, best.case_id)
 
 
 def _synchronises(record: Record) -> bool:
-    """Return whether most calls wait for the device, as is assumed for times from elsewhere."""
+    """Return whether most calls wait for the device; assumed if nsabench did not measure them."""
     if record.observation is None:
         return True
     hidden = record.observation.samples.gap_hidden

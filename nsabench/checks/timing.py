@@ -1,4 +1,4 @@
-"""Check how calls were timed: the timer, the order of their work, clocks, and the host."""
+"""Check how calls were timed: the timer, the order of work, the clocks, and the host's share."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from nsabench.model.vocabulary import Mode, Regime, Role, Status
 
 KNOWN_DURATION_TOLERANCE = 0.02
 OFTEN = 0.5  # share of samples; a few late ones can be noise of the host
-IN_A_BURST = "called one behind the other, "  # the worker's reason begins so
-MORE = 1.25  # multiple of the device time from which a caller clearly waits for the host
+IN_A_BURST = "called one behind the other, "  # the worker's reasons about a burst begin with it
+MORE = 1.25  # a call in a burst that takes over this multiple of its device time waits for the host
 
 
 def check_timer(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
-    """Does this run's clock read a known duration right?"""
+    """Does the timer read the right time for a kernel of known duration?"""
     error = limits.known_duration_error
     if error is None or abs(error) <= KNOWN_DURATION_TOLERANCE:
         return []
     sentence = (
-        f"the timer reads a kernel of known duration {error:+.1%} off, over the "
-        f"{KNOWN_DURATION_TOLERANCE:.0%} allowed"
+        f"the timer is off by {error:+.1%} for a kernel of known duration, and "
+        f"{KNOWN_DURATION_TOLERANCE:.0%} is allowed"
     )
     return [Finding("timer", Effect.INCONCLUSIVE, sentence)]
 
@@ -48,7 +48,7 @@ def check_ordering(records: Sequence[Record], limits: DeviceLimits) -> list[Find
 
 
 def check_clocks(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
-    """Was the device at its normal clocks, and unshared, while a case was measured?"""
+    """Did the device run at its normal clocks, and unshared, while a case was measured?"""
     cases = by_case(r for r in records if r.median_ms is not None)
     return [finding for case in cases.values() for finding in _check_conditions(case)]
 
@@ -62,7 +62,7 @@ def _check_conditions(case: list[Record]) -> Iterator[Finding]:
         low, high = _clock_range(conditions) or (0, 0)
         sentence = (
             f"the power cap moved the SM clock between {low} and {high} MHz while the case was "
-            f"measured: the interval of each ratio reaches {spread:.3f} times as far"
+            f"measured: each end of an interval of a ratio is moved by the factor {spread:.3f}"
         )
         yield Finding("clocks", Effect.NOTE, sentence, case[0].case_id)
 
@@ -84,8 +84,8 @@ def find_time_doubts(conditions: Sequence[Conditions]) -> Iterator[str]:
 
 
 def clock_spread(conditions: Sequence[Conditions]) -> float:
-    """Return the factor by which the interval of a ratio must widen if the power cap lowered the
-    clock: the highest SM clock over the lowest, or 1 without a cap."""
+    """Return the factor by which both ends of the interval of a ratio must move if the power cap
+    lowered the clock: the highest SM clock over the lowest, or 1 without a cap."""
     # A call takes a/f + b at the clock f, so its time changes by no more than the clock does.
     clocks = _clock_range(conditions)
     if clocks is None or not any(map(_is_capped, conditions)):
@@ -98,8 +98,8 @@ def _is_capped(conditions: Conditions) -> bool:
 
 
 def _clock_range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
-    """Return the lowest and the highest SM clock in MHz, or None if they are unknown or one is
-    missing under the power cap. Values from a worker that cannot be clocks are ignored."""
+    """Return the lowest and the highest SM clock in MHz. Readings that no clock has are ignored.
+    None: there are no readings, or none from an attempt under the power cap."""
     ranges = []
     for c in conditions:
         low, high = c.sm_clock_mhz_min or 0, c.sm_clock_mhz_max or 0
@@ -115,13 +115,13 @@ def _clock_range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
 def check_burst(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """The results of back-to-back calls must be right, and complete when the clock stops.
 
-    Work that a call leaves to a thread of the host is not in the time, and its result is late.
+    Otherwise a call could leave work to a thread of the host, outside of the measured time.
     """
     return [
         Finding(
             "burst",
             Effect.NOTE,
-            f"right when it is called alone, and wrong in a burst: {record.reason}",
+            f"right when called alone, but wrong in a burst: {record.reason}",
             *record.key,
         )
         for record in records
@@ -130,10 +130,10 @@ def check_burst(records: Sequence[Record], limits: DeviceLimits) -> list[Finding
 
 
 def check_host(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
-    """Is a call bound by its host, which takes longer than the work on the device?
+    """Does the host take longer for a call than the device?
 
-    A caller in Python then waits for the host, which the device time hides. The verdict in the
-    regime `queue` shows it.
+    A caller in Python then waits for the host. Device times do not show that, but times in the
+    regime `queue` do.
     """
     findings = []
     for record in records:
@@ -156,7 +156,7 @@ def worked_ms(record: Record) -> float | None:
     """Return how long the device works on a call; None if that is unknown, as on a CPU."""
     if record.median_ms is None:
         return None
-    # If the device was held until the call was queued, its time has no gaps. Else add up kernels.
+    # If a spin held the device until the call was queued, the time has no gaps between kernels.
     if record.host_us is not None:
         return record.median_ms
     return None if record.kernels_us is None else record.kernels_us / 1e3

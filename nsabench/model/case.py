@@ -15,11 +15,11 @@ Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
-    """Immutable fields that a user writes. Other fields, NaN and infinity are refused."""
+    """Immutable fields that a user writes. Unknown fields, NaN and infinity are refused."""
 
 
 class Frozen(BaseModel, frozen=True):
-    """Immutable fields. Other fields are ignored, since another version may have written them."""
+    """Immutable fields. Unknown fields are ignored: another version may have written them."""
 
 
 # docs/reference/matrices.md shows the docstrings of the next four classes.
@@ -53,11 +53,11 @@ class Tolerances(Strict):
     """When an output is right (docs/explanation/measurement.md, *Parity*)."""
 
     mae: PositiveFloat = 1e-3
-    rel_l2_ratio: PositiveFloat = 1.0  # to what the format resolves
+    rel_l2_ratio: PositiveFloat = 1.0  # largest relative L2 error / `parity.resolution`
 
 
 class Timing(Strict):
-    """How samples are taken. `warmup_s` is the time for each implementation."""
+    """How samples are taken: after `warmup_s` for each implementation, on `rotate` input sets."""
 
     mode: Mode = Mode.STREAM
     warmup_s: PositiveFloat = 0.025
@@ -66,19 +66,19 @@ class Timing(Strict):
 
     @property
     def is_brief(self) -> bool:
-        """Whether each call is timed once, which shows a time and decides nothing."""
+        """Whether each implementation is timed once. That shows a time, but gives no verdict."""
         return isinstance(self.stopping, FixedCount) and self.stopping.rounds == 1
 
 
 class Case(Strict):
-    """One measurement of an op. `id` depends only on what is launched, not on the run."""
+    """One measurement of an op. `id` depends on `content` and the mode, not on the run."""
 
     op: str
     shape: dict[str, int]
     dtype: DType
     direction: Direction
     distribution: str
-    timeout_s: PositiveFloat  # for each step of its worker, which `StepBudget` enforces
+    timeout_s: PositiveFloat  # time limit of each step in the worker; `StepBudget` enforces it
     seed: Seed
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()

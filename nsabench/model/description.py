@@ -10,11 +10,11 @@ from nsabench.model.measurement import Message
 
 
 class DescribedSoftware(Message, frozen=True):
-    torch: str | None = None  # its version; None, as below: it could not be read
-    torch_cuda: str | None = None  # the CUDA that it was built for, "13.0"
+    torch: str | None = None  # version. None, here and below: it could not be read
+    torch_cuda: str | None = None  # the CUDA that torch was built for, "13.0"
     torch_architectures: tuple[str, ...] = ()  # "sm_90", "compute_90"
-    cuda_usable: bool | None = None  # None: not asked
-    cuda_driver: str | None = None  # the newest CUDA of the loaded driver, "13.0"
+    cuda_usable: bool | None = None  # None: not tried
+    cuda_driver: str | None = None  # the newest CUDA that the driver supports, "13.0"
     triton: str | None = None
     numpy: str | None = None
     cudnn: str | None = None
@@ -37,4 +37,4 @@ class Described(Message):
     software: DescribedSoftware
     device: DescribedDevice
     absent: dict[str, str] = Field(default_factory=dict)  # "software.torch" -> why it is not known
-    sandbox: str | None = None  # what kernels are kept from
+    sandbox: str | None = None  # what the sandbox denies to kernels

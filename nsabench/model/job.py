@@ -15,7 +15,7 @@ Attempt = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class EarlyExit(Message, frozen=True):
-    """A baseline leaves if it is hopelessly behind another and `stay` others are right and stay."""
+    """Baselines that are not timed if they are far slower than one of `stay` or more right ones."""
 
     baselines: tuple[str, ...] = ()
     stay: int = 1
@@ -29,9 +29,9 @@ class Job(Message, frozen=True):
     purpose: Purpose
     case: Case  # with the timing and the timeout of this job
     sources: tuple[str, ...]  # names of packages and files, sorted
-    attempt: Attempt  # counts the jobs of one purpose and case
+    attempt: Attempt  # counts the jobs with this purpose and case, from 1
     implementations: tuple[str, ...]
-    pause_s: float = Field(0.0, ge=0)  # before the job, to cool down
+    pause_s: float = Field(0.0, ge=0)  # lets the device cool down before the job
     early_exit: EarlyExit = ALL_STAY
 
     @property
@@ -40,8 +40,8 @@ class Job(Message, frozen=True):
 
 
 def input_seeds(entropy: str, purpose: Purpose, case: Case) -> list[int]:
-    """Return the seeds of a case's sets of inputs: others for each pass, not for each attempt."""
-    # `entropy` is a secret of the plan, so that no worker knows a seed before it is used.
+    """Return a seed for each set of inputs of a case. Passes differ in them, attempts do not."""
+    # `entropy` is a secret of the plan, so no worker can know the seeds of later jobs.
     count = max(2, case.timing.rotate)
     prefix = f"{entropy}/{case.seed}/{case.id}/{purpose}"
     digests = (sha256(f"{prefix}/{number}".encode()) for number in range(count))
@@ -53,5 +53,5 @@ class Death(Message):
 
     status: Status
     reason: str
-    suspect: str = ""  # the implementation that the worker last named
-    phase: str = ""  # its last step, such as `parity`
+    suspect: str = ""  # the implementation that the worker named last
+    phase: str = ""  # the last step of the worker, such as `parity`

@@ -17,21 +17,21 @@ from nsabench.model.vocabulary import Purpose
 
 
 class WriterSession(Message):
-    """A process begins to measure. Its `LogLine` has its signer."""
+    """A process begins to measure. The line of this entry also holds the key that signs the log."""
 
     kind: Literal["session"] = "session"
     run_id: str
     plan_sha256: str  # of plan.json
     environment_sha256: str  # of environment.json
     started: datetime
-    machine: str = ""  # a hash of the run and of what identifies the machine
-    distributions: dict[str, str] = Field(default={})  # versions
+    machine: str = ""  # a hash of the run id and the identity of the machine
+    distributions: dict[str, str] = Field(default={})  # name and version of each
     described: Described
     ceilings: Ceilings
 
 
 class Begun(Message):
-    """A job is begun. Without an `Ended`, the process that measured was killed."""
+    """A job begins. If no `Ended` follows, the process that measured was killed."""
 
     kind: Literal["begun"] = "begun"
     job: Job
@@ -44,11 +44,11 @@ class Observed(Message):
 
 class Ended(Message):
     kind: Literal["ended"] = "ended"
-    death: Death | None = None  # if its worker gave no answer
+    death: Death | None = None  # None: the worker answered, or the job was interrupted
     interrupted: bool = False  # by a person, or by an error that the user must mend
     conditions: Conditions = Conditions()
     wall_s: float = 0.0
-    measuring_s: float = 0.0  # in kernels and compilation
+    measuring_s: float = 0.0  # the part of wall_s in kernels and compilation
 
 
 Entry = WriterSession | Begun | Observed | Ended
@@ -61,12 +61,12 @@ class LogSigner(Message):
 
 
 class LogLine(Message):
-    """A line of the log, with the signer of a session."""
+    """A line of the log. Only the line that begins a session has a signer."""
 
     previous: str = ""  # the sha256 of the line before
     entry: Annotated[Entry, Field(discriminator="kind")]
     signer: LogSigner | None = None
-    seal: str = ""  # over the line without its seal, in base64
+    seal: str = ""  # the signature of the line without this field, in base64
 
 
 LINE: TypeAdapter[LogLine] = TypeAdapter(LogLine)
@@ -75,7 +75,7 @@ LINE: TypeAdapter[LogLine] = TypeAdapter(LogLine)
 @dataclass
 class Attempt:
     job: Job
-    sandbox: str = ""  # the restrictions of its worker
+    sandbox: str = ""  # what the sandbox of the worker denies
     observations: list[Observation] = field(default_factory=list)
     ended: Ended | None = None  # None: the measuring process was killed
 
@@ -91,7 +91,7 @@ class Log:
     _last: Attempt | None = None
 
     def add(self, entry: Entry) -> None:
-        """Raises `ValueError` for an entry that cannot follow those before it."""
+        """Add an entry. Raises `ValueError` for an observation or an end if no job is open."""
         match entry:
             case WriterSession():
                 self.sessions.append(entry)
@@ -102,7 +102,7 @@ class Log:
                 self._by_case.setdefault(place, []).append(self._last)
             case Observed() | Ended():
                 if self._last is None:
-                    raise ValueError("no job was begun before it")
+                    raise ValueError("no job is open to which it belongs")
                 if isinstance(entry, Observed):
                     self._last.observations.append(entry.observation)
                 else:
@@ -129,7 +129,7 @@ class Log:
 
     @property
     def ceilings(self) -> Ceilings:
-        """The best of all sessions, and the worst error of the timer. Raises `ValueError`."""
+        """The best of all sessions, and the timer's worst error. `ValueError` without a session."""
         first, *later = (session.ceilings for session in self.sessions)
         return reduce(_best_of, later, first)
 

@@ -8,27 +8,27 @@ from pydantic import BaseModel, Field, model_validator
 
 from nsabench.model.vocabulary import Regime, Status
 
-# A worker may send any number. Sums, squares and ratios of numbers within these limits are finite.
+# A worker can send any number. Within these limits, sums, squares and ratios stay finite.
 Whole = Annotated[int, Field(gt=-(1 << 53), lt=1 << 53)]
 Number = Annotated[float, Field(gt=-1e100, lt=1e100)]
-Time = Annotated[float, Field(gt=-1e12, lt=1e12)]  # ms: thirty years
-Duration = Annotated[float, Field(ge=1e-9, lt=1e12)]  # ms: no clock resolves less
+Time = Annotated[float, Field(gt=-1e12, lt=1e12)]  # ms, up to thirty years
+Duration = Annotated[float, Field(ge=1e-9, lt=1e12)]  # ms; no clock resolves less
 
 
 class Message(BaseModel, extra="forbid", allow_inf_nan=False):
-    """Passes between processes, or is an entry of a log: no unknown fields, no NaN."""
+    """A message between processes, or an entry of a log. Unknown fields and NaN are refused."""
 
 
 class Samples(Message):
-    """Raw timings of one implementation, one entry a sample."""
+    """Raw timings of one implementation: each list is empty or has one entry for each sample."""
 
     round: list[Whole] = []
-    order: list[Whole] = []  # position within the round; the leader is 0
-    at_s: list[Time] = []  # since the first sample of the case
+    order: list[Whole] = []  # position within the round, from 0
+    at_s: list[Time] = []  # end of the sample, since the first round began
     time_ms: list[Duration] = []
-    escaped_ms: list[Time] = []  # part of time_ms after the end event
-    gap_hidden: list[bool] = []  # Whether the spin outlasted the launch.
-    host_us: list[Time] = []  # of the host in the call; 0 if the device was not held
+    escaped_ms: list[Time] = []  # part of time_ms in which the device worked after the end event
+    gap_hidden: list[bool] = []  # whether the call was queued before a spin kernel ended
+    host_us: list[Time] = []  # time that the call held the CPU; 0 if no spin outlasted the call
     sm_clock_mhz: list[Whole] = []  # 0 if unreadable
 
     @property
@@ -45,10 +45,10 @@ class Samples(Message):
 
 
 class Bursts(Message):
-    """Calls back to back, as a caller in Python makes them. One entry a burst."""
+    """Bursts of calls back to back, as a caller in Python makes them. One entry for each burst."""
 
     calls: list[Annotated[Whole, Field(ge=1)]] = []
-    time_ms: list[Duration] = []  # of a call
+    time_ms: list[Duration] = []  # of a burst, divided by its calls
 
     @property
     def round(self) -> list[int]:
@@ -66,16 +66,16 @@ class Judged(Message):
 
     status: Status = Status.OK
     reason: str = ""
-    # If it is ok: what its error looks like if the checks then find it wrong.
+    # Set even if the status is ok, since the checks of the run may still find the result wrong.
     diagnosis: str = ""
     diagnosis_id: str = ""  # such as `not-causal`
-    worst_element: str = ""  # of what is wrong: its index, and what was found and expected
+    worst_element: str = ""  # index, value and right value of the element farthest off
     mae: Number | None = None
     max_abs_err: Number | None = None
     rel_l2: Number | None = None
     worst_row: Number | None = None
     worst_row_at: str = ""
-    rows_compared: Whole | None = None  # of the output, with the oracle; None: all
+    rows_compared: Whole | None = None  # rows of the output compared with the oracle; None: all
 
 
 class Observation(Judged):
@@ -84,14 +84,14 @@ class Observation(Judged):
     compile_s: Number | None = None
     peak_mem_bytes: Whole | None = None
     config: str = ""
-    # Samples of one attempt were interleaved, so only they may form a ratio.
+    # A ratio needs samples that were interleaved, so both implementations have the same attempt.
     attempt: Whole = 0
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
-    launches: Whole | None = None  # of a call; None: not counted
-    kernels_us: Number | None = None  # the sum of their times
+    launches: Whole | None = None  # kernels, copies and fills of a call; None: not counted
+    kernels_us: Number | None = None  # the sum of the times of these launches
     notes: list[str] = []
-    traceback: str = ""  # moved to a file of the case
+    traceback: str = ""  # empty in the log: it goes to the case's file of printed output
 
     def timings(self, regime: Regime) -> Samples | Bursts:
         return self.bursts if regime is Regime.QUEUE else self.samples
@@ -118,12 +118,12 @@ class Conditions(Message):
 
 
 class Ceilings(Message):
-    """The best that this device did in this run; a roofline is drawn from it."""
+    """The best rates of this device in this run, for its roofline, and the timer's own errors."""
 
     copy_gb_s: Number | None = None  # bytes read plus bytes written
     l2_gb_s: Number | None = None
     tflop_s: dict[str, Number] = {}
-    timer_floor_ms: Number | None = None  # of an empty call
-    timer_offset_ms: Number | None = None  # time by events less time by a clock in the kernel
-    known_duration_error: Number | None = None  # relative, on a kernel of known duration
-    cpu_flush_bytes: int | None = None  # Read before each sample on a CPU.
+    timer_floor_ms: Number | None = None  # the time that the timer reads for an empty call
+    timer_offset_ms: Number | None = None  # time by events minus time by a clock in the kernel
+    known_duration_error: Number | None = None  # relative error for a kernel of known duration
+    cpu_flush_bytes: int | None = None  # bytes read before each sample on a CPU

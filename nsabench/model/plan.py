@@ -22,15 +22,15 @@ from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Kind, Mode, Role, Runs
 
 Device = Literal["cuda", "cpu"]
-# It becomes part of paths and links.
+# A run id becomes part of paths and links.
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,99}$")]
 
 
 def _as_moment(stated: datetime) -> datetime:
-    # A time without a zone is UTC. Near the ends of the calendar, other zones overflow.
+    # A time without a zone is UTC. In the first and last year, conversions between zones overflow.
     moment = stated if stated.tzinfo is not None else stated.replace(tzinfo=UTC)
     if not 1970 < moment.year < 9000:
-        raise ValueError("no run has this year")
+        raise ValueError("no run can be from this year")
     return moment
 
 
@@ -38,7 +38,7 @@ Moment = Annotated[datetime, AfterValidator(_as_moment)]
 
 
 class LibraryRelease(Frozen):
-    """The library that an implementation calls, or empty texts."""
+    """The library that an implementation calls. All fields are empty if it calls none."""
 
     package: str = ""
     version: str = ""  # or the commit of a repository; empty: not installed
@@ -49,7 +49,7 @@ class LibraryRelease(Frozen):
 
 
 class LeastWork(Frozen):
-    """The work that a case must have for a control: a stored answer gains nothing over little."""
+    """The least work that a case for a control must have: with less, its trick saves no time."""
 
     bytes_min: int = 0
     flops: int = 0
@@ -72,10 +72,10 @@ class ImplementationInfo(Frozen):
     devices: tuple[Runs, ...]
     caught_by: str = ""
     wraps: str = ""
-    needs_order: bool = False  # of a control: it is right, except for the order of its work
+    needs_order: bool = False  # of a control: only the order of its work on streams is wrong
     computes_by: str = ""  # of a control: the baseline whose work it does
     source: Source
-    # The cases that it is for; empty: all.
+    # The implementation is measured only on cases with these values; empty: on all.
     distributions: tuple[str, ...] = ()
     directions: tuple[Direction, ...] = ()
     modes: tuple[Mode, ...] = ()
@@ -117,13 +117,13 @@ class Plan(Frozen):
     kernels_sha256: str = ""
     ops: str = ""  # absolute path of the file with the user's op
     ops_sha256: str = ""
-    sources: dict[str, str] = Field(default={})  # each `Source`, and the sha256 of its files
+    sources: dict[str, str] = Field(default={})  # by `Source`, the sha256 of its files
     shard: str = "1/1"
     entropy: str = Field(default_factory=lambda: token_hex(16))  # see `input_seeds`
-    margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # at which verdicts are confirmed
-    sandboxed: bool = True  # if the OS can
-    where: tuple[str, ...] = ()  # the conditions that all cases meet
-    whole: str = ""  # of a shard: the ids of all cases of all shards, with blanks between
+    margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # ratios near it are confirmed
+    sandboxed: bool = True  # False: the user switched the sandbox off
+    where: tuple[str, ...] = ()  # the conditions of --where
+    whole: str = ""  # of a shard: the ids of the cases of all shards, separated by blanks
     canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
     shards: tuple[RunId, ...] = ()  # the runs that were merged into this one
     matrices: list[MatrixInfo]
@@ -168,7 +168,7 @@ class Plan(Frozen):
 
     @cached_property
     def clean_sources(self) -> dict[str, str]:
-        """The digests of the sources that no candidate comes from."""
+        """The sources that register no candidate, each with its sha256."""
         foreign = {i.source for i in self.implementations if i.role is Role.CANDIDATE}
         return {source: d for source, d in self.sources.items() if source not in foreign}
 
@@ -179,7 +179,7 @@ class Plan(Frozen):
         clean = self.clean_sources
         return [i.name for i in infos if i.role is role and i.source in clean]
 
-    _sha256: str = PrivateAttr("")  # of the file
+    _sha256: str = PrivateAttr("")  # of the file that was read or written
 
     @property
     def sha256(self) -> str:
@@ -190,9 +190,9 @@ class Plan(Frozen):
         is_digest = re.fullmatch(r"[0-9a-f]{64}", self.ops_sha256) is not None
         # Without a digest, the file of the op could hold any code.
         if self.ops and not (is_digest and self.ops_sha256 == self.sources.get(source)):
-            raise ValueError(f"it names the op of {self.ops} and not what was in that file")
+            raise ValueError(f"it names the op in {self.ops}, but not the sha256 of that file")
         if len(self.by_id) != len(self.cases):
-            raise ValueError("it plans a case twice")
+            raise ValueError("it holds a case twice")
         for planned in [*self.cases, *([self.canary] if self.canary else [])]:
             if planned.id != planned.case.id:
                 altered = f"case {planned.id} was altered"
@@ -202,7 +202,7 @@ class Plan(Frozen):
         return self.model_dump_json(indent=1).encode() + b"\n"
 
     def write(self, path: Path) -> None:
-        """Write the plan. Raises `UsageError` if it is too large to be read."""
+        """Write the plan. Raises `UsageError` if it is larger than `read` accepts."""
         content = self._as_json()
         if len(content) > limits.PLAN:
             raise UsageError(
@@ -214,7 +214,7 @@ class Plan(Frozen):
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Raises `UsageError` for an invalid or altered plan."""
+        """Read a plan. Raises `UsageError` if it is invalid or was altered."""
         try:
             # A copy, because `_read` caches the plan.
             plan = _read(reading.read(path, limits.PLAN)).model_copy()
@@ -227,7 +227,7 @@ class Plan(Frozen):
         return plan
 
 
-@lru_cache(maxsize=1)  # a plan may be large, and is verified right after it is sealed
+@lru_cache(maxsize=1)  # a plan may be large, and is read again when the sealed run is verified
 def _read(content: bytes) -> Plan:
     plan = Plan.model_validate_json(content)
     plan._sha256 = hashlib.sha256(content).hexdigest()

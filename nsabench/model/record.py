@@ -1,7 +1,7 @@
-"""The rows of a run's tables: records, comparisons and samples. Columns are only ever added.
+"""The rows of a run's tables: records, comparisons and samples. No column is ever removed.
 
 An annotated field is a column of the table, with its meaning and unit; `verdicts.tables` makes the
-schemas. A record's shape has one column for each size.
+schemas. The `shape` of a record becomes one column for each size.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Column:
     type: type  # in the file: str, int, float or bool
     unit: str
     meaning: str
-    word: Words | None = None  # the only values, if they are words
-    is_required: bool = False  # in every row
+    word: Words | None = None  # the enum of its values, if it has one
+    is_required: bool = False  # whether each row has a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Comparison:
     reference: Annotated[Reference, "what the implementation is compared with"]
     median_ms: Annotated[Float, "median time of a call", "ms"] = None
     net_ms: Annotated[
-        Float, "median_ms less what the timer adds; null if that is not known", "ms"
+        Float, "median_ms minus what the timer adds; null if that is not known", "ms"
     ] = None
     p20_ms: Annotated[Float, "20 % quantile of the time of a call", "ms"] = None
     p80_ms: Annotated[Float, "80 % quantile of the time of a call", "ms"] = None
@@ -71,8 +71,8 @@ class Comparison:
     ] = ""
     ratio: Annotated[
         Float,
-        "median time of the reference / median time of the implementation; where the baselines "
-        "are over 3 % faster apart from the candidates, of the best one there",
+        "median time of the reference / median time of the implementation; if the references are "
+        "over 3 % faster in a process without candidates, the best time there counts",
         "1",
     ] = None
     lo: Annotated[Float, "lower end of the 95 % interval of ratio", "1"] = None
@@ -81,7 +81,7 @@ class Comparison:
         Verdict | None, "of a candidate: faster, slower, same, inconclusive, invalid"
     ] = None
     reason: Annotated[
-        str, "why the verdict is not clear, or what it rests on, separated by '; '"
+        str, "why there is no clear verdict, or what the verdict rests on, separated by '; '"
     ] = ""
 
 
@@ -98,7 +98,7 @@ class Record:
     dtype: Annotated[DType, "element type of the inputs and the output"]
     device: Annotated[Device, "cuda or cpu"]
     shape: Mapping[str, int] = field(default_factory=dict)
-    length: Annotated[int, "what a threshold is of: L selected keys a row, or T or S tokens", "1"]
+    length: Annotated[int, "length for thresholds: L selected keys a row, or T or S tokens", "1"]
     distribution: Annotated[str, "how the selection was drawn"]
     mode: Annotated[Mode, "what is timed: calls on a stream, or replays of a CUDA graph"] = (
         Mode.STREAM
@@ -108,21 +108,21 @@ class Record:
     diagnosis: Annotated[str, "which known mistake reproduces a wrong output"] = ""
     notes: Annotated[str, "what else is worth knowing, separated by '; '"] = ""
     mae: Annotated[
-        Float, "mean absolute error against the float64 oracle; of gradients the worst", "1"
+        Float, "mean absolute error against the float64 oracle; for gradients the largest", "1"
     ] = None
     max_abs_err: Annotated[
         Float, "largest absolute error against the oracle, of any gradient", "1"
     ] = None
-    rel_l2: Annotated[Float, "||out - oracle|| / ||oracle||; of gradients the worst", "1"] = None
+    rel_l2: Annotated[Float, "||out - oracle|| / ||oracle||; for gradients the largest", "1"] = None
     worst_row: Annotated[
-        Float, "relative error of the worst row, over the norm of a typical row at least", "1"
+        Float, "error of the worst row / the larger of its norm and a typical row's norm", "1"
     ] = None
     worst_row_at: Annotated[str, "the worst row, as an index of the result"] = ""
     rows_compared: Annotated[
-        Int, "rows of the output held to the oracle; null: all of them", "1"
+        Int, "rows of the output compared with the oracle; null: all of them", "1"
     ] = None
     host_us: Annotated[
-        Float, "median time that a call holds the CPU, the device held meanwhile", "µs"
+        Float, "median time that a call holds the CPU while a spin holds the device", "µs"
     ] = None
     host_p20_us: Annotated[Float, "20 % quantile of the time that a call holds the CPU", "µs"] = (
         None
@@ -136,32 +136,32 @@ class Record:
     kernels_us: Annotated[
         Float, "time of these launches on the device, one after the other, by CUPTI's clock", "µs"
     ] = None
-    attempt: Annotated[int, "implementations of a case with the same one were interleaved", "1"] = 0
+    attempt: Annotated[int, "implementations with the same attempt were interleaved", "1"] = 0
     bytes_min: Annotated[int, "compulsory memory traffic of a call", "byte"] = 0
     flops: Annotated[int, "arithmetic of a call", "flop"] = 0
     roofline_fraction: Annotated[Float, "least possible time on this device / median_ms", "1"] = (
         None
     )
-    computes: Annotated[str, "of an alternative: the op that it computes, and is held to"] = ""
+    computes: Annotated[str, "of an alternative: the op that it computes, whose oracle counts"] = ""
     kind: Annotated[
         Kind | None, "of a baseline: specialised, or general (a mask, a gather, FlexAttention)"
     ] = None
     package: Annotated[str, "the library that the implementation calls"] = ""
-    package_version: Annotated[str, "its version, or the commit of a repository"] = ""
-    licence: Annotated[str, "its licence, an SPDX expression"] = ""
+    package_version: Annotated[str, "version of that library, or a commit of its repository"] = ""
+    licence: Annotated[str, "licence of that library, an SPDX expression"] = ""
     caution: Annotated[
-        str, "no specialised baseline: a ratio over 3, over general baselines alone"
+        str, "`no specialised baseline`, if a ratio is over 3 and only general baselines count"
     ] = ""
     unproven: Annotated[
-        str, "of a candidate: checks that no control showed to work there, separated by ', '"
+        str, "of a candidate: checks without a control that was caught, separated by ', '"
     ] = ""
     time_doubt: Annotated[
-        str, "why its time decides nothing: timer, throttling, other processes, no growth"
+        str, "why its time decides nothing: timer, throttling, other processes, no growth with work"
     ] = ""
-    caught_by: Annotated[str, "of a control: the check meant to catch it"] = ""
+    caught_by: Annotated[str, "of a control: the check that must catch it"] = ""
     caught: Annotated[Catch | None, "of a control: caught, missed, declined or unproven"] = None
     compile_s: Annotated[
-        Float, "wall time of the first call, compilation included, which others may share", "s"
+        Float, "wall time of the first call with compilation, which several may share", "s"
     ] = None
     peak_mem_bytes: Annotated[Int, "device memory a call allocates at its peak", "byte"] = None
     config: Annotated[str, "what the implementation says it chose for the case"] = ""
@@ -169,16 +169,16 @@ class Record:
     sm_clock_mhz_max: Annotated[Int, "highest SM clock seen during the case", "MHz"] = None
     clock_event_reasons: Annotated[str, "NVML clock event reasons seen, separated by ', '"] = ""
     gpu_name: Annotated[str, "the device"] = ""
-    sm: Annotated[str, "its compute capability, as sm_90"] = ""
-    torch: Annotated[str | None, "version"] = None
-    triton: Annotated[str | None, "version"] = None
+    sm: Annotated[str, "compute capability of the device, such as sm_90"] = ""
+    torch: Annotated[str | None, "version of torch"] = None
+    triton: Annotated[str | None, "version of Triton"] = None
     cuda: Annotated[str | None, "version of the CUDA that torch was built with"] = None
     schema_version: Annotated[int, "of this table", "1"] = SCHEMA_VERSION
     comparisons: tuple[Comparison, ...] = ()  # each with another regime or reference
-    # No table holds what follows, so a record that was read from a file has the defaults.
+    # The fields below are in no table: a record that was read from a file has their defaults.
     source: Source = field(default=Source(), compare=False)
     wraps: str = field(default="", compare=False)  # the baseline that a control adds its trick to
-    needs_order: bool = field(default=False, compare=False)  # it is caught by the order of its work
+    needs_order: bool = field(default=False, compare=False)  # only the order of its work is wrong
     # The baseline runs only for a control that wraps it: candidates are not compared with it.
     alongside: bool = field(default=False, compare=False)
     tolerances: Tolerances = field(default=Tolerances(), compare=False)
@@ -203,13 +203,13 @@ class Record:
         return None
 
     def compared_best(self, regime: Regime) -> Comparison | None:
-        """Return the comparison with a baseline; if none was timed, that with an alternative."""
+        """Return the comparison with a baseline or, if none was timed, with an alternative."""
         baseline, other = self.compared(regime), self.compared(regime, Reference.ALTERNATIVE)
         is_judged = baseline and (baseline.against or baseline.verdict is Verdict.INVALID)
         return baseline if is_judged or self.time_doubt else other or baseline
 
     def comparison(self, regime: Regime, reference: Reference = Reference.BASELINE) -> Comparison:
-        """Return the comparison in a regime, empty if it was not made."""
+        """Return the comparison in a regime. If it was not made, all its results are missing."""
         return self.compared(regime, reference) or Comparison(
             run_id=self.run_id,
             case_id=self.case_id,
@@ -222,15 +222,15 @@ class Record:
         return self.comparison(regime).median_ms
 
     def may_be_judged_in(self, regime: Regime) -> bool:
-        """Return whether times in a regime decide. Replays have no queue."""
+        """Return whether verdicts may use times in a regime. In graph mode there are no bursts."""
         return regime is self.regime or (regime is Regime.QUEUE and self.regime is Regime.DEVICE)
 
     def timed_in(self, regime: Regime) -> float | None:
-        """Return the median time of a call (ms) in a regime where it decides; else None."""
+        """Return the median time of a call (ms), or None if verdicts may not use the regime."""
         return self.median_in(regime) if self.may_be_judged_in(regime) else None
 
     def timings(self, regime: Regime) -> Samples | Bursts:
-        """Return the samples in a regime. A record that was read from a file has none."""
+        """Return the samples in a regime. Do not call it on a record that was read from a file."""
         assert self.observation is not None
         return self.observation.timings(regime)
 
@@ -278,9 +278,9 @@ class Record:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], comparisons: Iterable[Comparison] = ()) -> Record:
-        """Make a record. Each number in an unknown column is a size. Raises as `values_of` does."""
+        """Make a record of a row. Integers in unknown columns are sizes. Raises as `values_of`."""
         values = values_of(cls, row)
-        # Pages show a caution as their own words, so only the one that we write is kept.
+        # Pages print the caution unquoted, so no other text from a file may appear as one.
         if values.get("caution") != NO_SPECIALISED:
             values.pop("caution", None)
         values["shape"] = {
@@ -293,7 +293,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
-    """A timed call. In the queue it is a burst of calls, and only its time is known."""
+    """A timed call. In the regime `queue` it is a burst of calls, without the optional columns."""
 
     run_id: Annotated[str, "the run"]
     case_id: Annotated[str, "the case"]
@@ -303,21 +303,21 @@ class SampleRow:
     round: Annotated[int, "round of the sampling; rounds pair the implementations", "1"]
     calls: Annotated[int, "calls that were timed together: more than 1 in the queue", "1"]
     time_ms: Annotated[float, "time of a call", "ms"]
-    order: Annotated[Int, "position within the round; 0 led", "1"]
+    order: Annotated[Int, "position within the round, from 0", "1"]
     at_s: Annotated[Float, "end of the sample, since the first round began, to a microsecond", "s"]
-    escaped_ms: Annotated[Float, "part of time_ms that outlived the end event", "ms"]
-    gap_hidden: Annotated[bool | None, "the call was queued before the device was let go"]
-    host_us: Annotated[
-        Float, "time that the call held the CPU; 0 where the device was not held", "µs"
+    escaped_ms: Annotated[
+        Float, "part of time_ms in which the device worked after the end event", "ms"
     ]
-    sm_clock_mhz: Annotated[Int, "SM clock read last before the sample; 0: not readable", "MHz"]
+    gap_hidden: Annotated[bool | None, "the call was queued before the spin kernel ended"]
+    host_us: Annotated[Float, "time that the call held the CPU; 0 if no spin outlasted it", "µs"]
+    sm_clock_mhz: Annotated[Int, "last reading of the SM clock before the sample; 0: none", "MHz"]
 
 
 Table = type[Record] | type[Comparison] | type[SampleRow]
 
 
 def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
-    """Return the columns of a table in order. The columns of `sizes` precede the length."""
+    """Return the columns of a table in order. The columns of `sizes` come before `length`."""
     found = list(_COLUMNS[table])
     names = [column.name for column in found]
     place = names.index("length") if "length" in names else 0
@@ -348,7 +348,7 @@ def _read_columns(table: Table) -> tuple[Column, ...]:
 
 
 def values_of(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row by field. Raises `ValueError` for a missing column or an unknown word."""
+    """Return the values of a row by field. `ValueError` for a missing value or unknown word."""
     values = {}
     for column in _COLUMNS[table]:
         value = row.get(column.name)

@@ -1,12 +1,12 @@
-"""The vocabularies of nsabench. YAML, JSON, Parquet and reports use the same words."""
+"""The words for roles, verdicts and so on. YAML, JSON, Parquet and reports use the same ones."""
 
 from collections.abc import Collection
 from enum import StrEnum
 from typing import Self
 
 NO_SPECIALISED = "no specialised baseline"  # the caution that a record may have
-TIMED_PHASES, PROBES = ("warm-up", "timing"), "probes"  # of a case in the worker
-# The note of a call that waits for the device, or that takes its host longer than a spin.
+TIMED_PHASES, PROBES = ("warm-up", "timing"), "probes"  # phases of a case in the worker
+# The note if a call waits for the device, or takes longer on the host than the longest spin.
 NO_ORDER = "it was not shown that its work is in the order of the stream: its call waits too long"
 
 
@@ -45,10 +45,10 @@ class Status(Word):
     """The outcome of one implementation on one case. Every status except `ok` has a reason."""
 
     OK = "ok", "the output is right and no check objects to the time"
-    WRONG = "wrong", "the output is not the op's: over the tolerance, NaN, or from other inputs"
-    IMPLAUSIBLE = "implausible", "the time cannot be: faster than the device, or flat as work grows"
+    WRONG = "wrong", "the output is wrong: beyond the tolerance, NaN, or for other inputs"
+    IMPLAUSIBLE = "implausible", "the time is impossible: too short, or flat while the work grows"
     TIMEOUT = "timeout", "it was stopped, with everything it had started, when its time was up"
-    CRASHED = "crashed", "an exception, or its process died; the reason names what is known"
+    CRASHED = "crashed", "it raised an exception, or its process died; the reason says more"
     COMPILE_ERROR = "compile_error", "its kernel could not be compiled"
     OUT_OF_MEMORY = "out_of_memory", "the device has less memory than it asked for"
     UNSUPPORTED = "unsupported", "the implementation declares that it does not support the case"
@@ -64,28 +64,28 @@ class Verdict(Word):
 
     FASTER = (
         "faster",
-        "the whole 95 % interval of the ratio is above 1, and the ratio by over 1 %, in the queue "
-        "by over 2 %",
+        "the whole 95 % interval of the ratio is above 1, and the ratio is above 1.01 (in the "
+        "queue 1.02)",
     )
     SLOWER = (
         "slower",
-        "the whole 95 % interval of the ratio is below 1, and the ratio by over 1 %, in the queue "
-        "by over 2 %",
+        "the whole 95 % interval of the ratio is below 1, and the ratio is below 0.99 (in the "
+        "queue 0.98)",
     )
-    SAME = "same", "the whole 95 % interval of the ratio lies within 1 % of 1 (in the queue 2 %)"
-    INCONCLUSIVE = "inconclusive", "the interval does not tell, or a check says not to rely on it"
-    INVALID = "invalid", "nothing may be decided: the candidate failed, or the run is invalid"
+    SAME = "same", "the whole 95 % interval of the ratio is within 1 % of 1 (in the queue 2 %)"
+    INCONCLUSIVE = "inconclusive", "the interval allows no verdict, or a check doubts the ratio"
+    INVALID = "invalid", "there is no verdict: the candidate failed, or the run is invalid"
 
 
 class Catch(Word):
     """Whether a control was caught on a case."""
 
-    CAUGHT = "caught", "the check that was meant to catch it did"
-    MISSED = "missed", "the check did not catch it: the run is invalid"
-    DECLINED = "declined", "it would have been right here, or cannot run on this device"
+    CAUGHT = "caught", "the check that must catch the control did"
+    MISSED = "missed", "the check did not catch the control: the run is invalid"
+    DECLINED = "declined", "the control would be right on this case, or cannot run on this device"
     UNPROVEN = (
         "unproven",
-        "it failed before that check, gained nothing, or had no baseline beside it",
+        "the control failed before that check, was not faster, or had no valid baseline beside it",
     )
 
 
@@ -93,12 +93,12 @@ class ThresholdAnswer(Word):
     """Whether a candidate is worth using."""
 
     FROM = "from", "every tested case from that length is faster by the margin"
-    NO = "no", "at the greatest length that was tested it is wrong, fails, or is not fast enough"
+    NO = "no", "at the greatest tested length it is wrong, fails, or is not faster by the margin"
     NOT_DECIDED = (
         "not decided",
         "the run or its cases do not allow a decision; the reasons say why",
     )
-    NOT_TESTED = "not tested", "it was measured on no case: it declines them, or does not run here"
+    NOT_TESTED = "not tested", "it was measured on no case: it declined all, or cannot run here"
 
 
 class Pays(Word):
@@ -106,7 +106,7 @@ class Pays(Word):
 
     FROM = "from", "every tested case from that length is faster than the best alternative"
     NO = "at no length", "at the greatest tested length it is not faster in every tested case"
-    NOT_DECIDED = "not decided", "nothing valid was timed beside an alternative at some length"
+    NOT_DECIDED = "not decided", "the run cannot decide it, or a valid time is missing at a length"
 
 
 MARGIN = 1.2  # the ratio to the best baseline that a kernel must reach, by default
@@ -173,9 +173,9 @@ class Purpose(Word):
     CONFIRMATION = "confirmation", "verdicts that are close to a limit, in another process"
     ISOLATED = (
         "isolated",
-        "baselines and alternatives of a case with a winner, in processes without candidates",
+        "baselines and alternatives that lost a case, timed again in a process without candidates",
     )
-    CANARY = "canary", "the one case that all shards of a plan measure, to compare their hosts"
+    CANARY = "canary", "one case that all shards of a plan measure, to compare their hosts"
 
 
 class Runs(StrEnum):
@@ -194,13 +194,13 @@ class Runs(StrEnum):
 class Difference(Word):
     """How the time of an implementation on a case differs between two runs."""
 
-    FASTER = "faster", "the whole 95 % interval of the ratio lies above the band around 1"
-    SLOWER = "slower", "the whole 95 % interval of the ratio lies below the band around 1"
-    SAME = "same", "the whole 95 % interval of the ratio lies within the band around 1"
+    FASTER = "faster", "the whole 95 % interval of the ratio is above the band around 1"
+    SLOWER = "slower", "the whole 95 % interval of the ratio is below the band around 1"
+    SAME = "same", "the whole 95 % interval of the ratio is within the band around 1"
     INCONCLUSIVE = (
         "inconclusive",
-        "the interval crosses an end of the band, or a time decides nothing: the timer was off, "
-        "the device throttled or shared, or it does not grow with the work",
+        "the interval crosses an end of the band, or a time is in doubt: the timer was off, the "
+        "device throttled or shared, or the time does not grow with the work",
     )
     INVALID = "invalid", "there is no ratio: it failed in one of the runs, or a run is invalid"
 
@@ -208,9 +208,9 @@ class Difference(Word):
 class Change(Word):
     """How a status differs between two runs."""
 
-    BROKE = "broke", "it was ok and is not any more, or it now fails where it only declined"
-    MENDED = "mended", "it is ok and was not, or it now declines where it failed"
-    OTHER = "other", "one failure became another, or one way of declining another"
+    BROKE = "broke", "it was ok and is no longer, or it declined the case and now fails"
+    MENDED = "mended", "it was not ok and is now, or it failed and now declines the case"
+    OTHER = "other", "one failure became another, or `skipped` became `unsupported` or the reverse"
 
     @classmethod
     def between(cls, earlier: str, later: str) -> "Change | None":

@@ -121,7 +121,7 @@ def test_a_check_that_no_control_reached_decides_nothing(make_row):
     ]
     note, invalid = judge(crashed, [])
     assert (note.effect, invalid.effect) == (Effect.NOTE, Effect.INVALID)
-    assert "no control of selection_rows showed that the check 'parity' works" in invalid.sentence
+    assert "no control of selection_rows reached the check 'parity'" in invalid.sentence
     # Another control of the same check, on another case, is proof enough; of another op, none.
     other = wrong(make_row, L=256)
     assert effects(judge([*crashed, replace(other, implementation="other")], [])) == [Effect.NOTE]

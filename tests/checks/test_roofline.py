@@ -36,7 +36,7 @@ def test_among_others_nobody_is_faster_than_the_arithmetic(make_row):
     assert check_roofline([queued(row, 0.0391)], limits) == []  # within the margin
     (finding,) = check_roofline([queued(row, 0.02)], limits)
     assert finding.effect is Effect.IMPLAUSIBLE
-    assert "0.02 ms a call, one behind the other, is 2.15 times faster" in finding.sentence
+    assert "0.02 ms a call, back to back, is 2.15 times faster" in finding.sentence
     both = queued(with_comparison(row, median_ms=0.02), 0.02)
     assert "0.02 ms is 2.15 times faster" in check_roofline([both], limits)[0].sentence
 

@@ -33,7 +33,7 @@ def test_the_power_cap_widens_intervals_and_ends_nothing(make_row):
     rows = [make_row(conditions=conditions), make_row("b", "baseline", conditions=conditions)]
     (finding,) = check_clocks(rows, DeviceLimits())
     assert (finding.effect, finding.implementation) == (Effect.NOTE, "")
-    assert "between 1584 and 1980 MHz" in finding.sentence and "1.250 times" in finding.sentence
+    assert "between 1584 and 1980 MHz" in finding.sentence and "factor 1.250" in finding.sentence
     assert clock_spread([conditions]) == 1.25
     assert clock_spread([conditions, Conditions()]) == 1.25
     free = Conditions(sm_clock_mhz_min=1500, sm_clock_mhz_max=2000)

@@ -122,7 +122,7 @@ def altered(old: bytes, new: bytes) -> Callable[[Lines], Lines]:
         (forged(Ended(), by=ME, after=-2), "line 9 does not follow"),
         (forged(SESSION, by=signer()), "line 9 is signed with another key"),
         (in_my_name, "line 9 is not"),
-        (forged(SESSION, Ended(), by=ME), "no job was begun before"),
+        (forged(SESSION, Ended(), by=ME), "no job is open"),
         (lambda lines: [*lines, b"{}"], ":9: not a line"),
         (altered(b'"attempt":2', b'"attempt":2.5'), ":4: not a line"),
         (altered(b'"attempt":2', b'"attempt":\r2'), "line 4 is not what was measured"),
@@ -212,9 +212,8 @@ def test_a_resumed_run_counts_the_best_ceilings_and_the_worst_timer(tmp_path: Pa
     assert found.known_duration_error == -0.2 and found.l2_gb_s is None
     plan = Plan.read(folder / "plan.json")
     results = assemble(plan.run_id, [RunLog(plan, log)])
-    assert [f.sentence for f in results.findings if f.check == "timer"] == [
-        "the timer reads a kernel of known duration -20.0% off, over the 2% allowed"
-    ]
+    (finding,) = (f for f in results.findings if f.check == "timer")
+    assert "-20.0%" in finding.sentence
 
 
 def test_a_log_of_another_order_is_refused(tmp_path: Path) -> None:

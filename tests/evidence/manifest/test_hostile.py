@@ -52,7 +52,7 @@ def test_a_time_that_no_calendar_holds(sealed: Path, which: str, when: str) -> N
     sign(sealed, change)
     revoked = {ME.keyid: Revocation(date(2027, 1, 1), Why.SUPERSEDED)}
     broken = verify(sealed, revoked=revoked).broken
-    assert broken is not None and "no run has this year" in broken
+    assert broken is not None and "from this year" in broken
 
 
 def test_a_time_without_a_zone_is_one(sealed: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_case_that_is_planned_twice(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     plan = Plan.read(run / "plan.json")
     plan.model_copy(update={"cases": [*plan.cases, plan.cases[0]]}).write(run / "plan.json")
-    assert "plans a case twice" in str(verify(run, require=Trust.UNSIGNED).broken)
+    assert "a case twice" in str(verify(run, require=Trust.UNSIGNED).broken)
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(sealed: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(
     for cell in comparison.cells:
         (shift,) = cell.shifts
         assert (shift.difference, shift.ratio) == (Difference.INCONCLUSIVE, None)
-        assert f"in run{which} the timer reads a kernel of known duration +50.0% off" in shift.why
+        assert f"in run{which} the timer is off by +50.0%" in shift.why
     (failure,) = list(comparison.failures(slower=True))
     assert f"no time in run1 could be compared: in run{which} the timer" in failure
     assert list(comparison.failures(slower=False)) == []
