@@ -1,9 +1,9 @@
-"""Say what the attempts at a case have settled, and what to measure next.
+"""Replay the attempts at a case: what they have settled, and what to measure next.
 
-Both depend on the attempts alone, in order. Code in a worker can forge which implementation was
-running when it died, so that name is only a suspicion. The main pass then measures each alone, the
-suspect first, and blames an implementation that fails alone. If all survive alone, these results
-count. The isolated pass leaves the suspect out; the others give up.
+If a worker dies, the implementation that it named last is the suspect, but foreign code can forge
+that name. So the main pass measures each implementation alone, the suspect first, and blames one
+that fails alone. If all survive alone, these results count. The isolated pass leaves the suspect
+out. In confirmation and canary passes the case is given up.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
 BEFORE_ANY = "inputs"
 EARLY = (BEFORE_ANY, "request", "start")
 COOL_DOWN_S = 5.0
-REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause ends these, but not a cap that work causes
-# A person or a scheduler may kill the measuring process so often before an implementation is
-# blamed. Kernels cannot do it if the sandbox blocks signals.
+REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause ends these, but not a cap that the work causes
+# If the sandbox blocks signals, no kernel can kill the measuring process, but a person or a
+# scheduler can. Up to this many kills in a row are blamed on no implementation.
 FORGIVEN = 2
-SIGNALS = "signals"  # of the sandbox's protections
+SIGNALS = "signals"  # the word for that protection in `Attempt.sandbox`
 NONE = 0  # the attempt of an implementation that no worker measured to the end
 
 
@@ -52,7 +52,7 @@ class CaseState:
 def state_of(
     plan: Plan, log: Log, purpose: Purpose, planned: PlannedCase, names: Sequence[str] = ()
 ) -> CaseState:
-    """Return the state of a case in a pass. names: those to measure if nothing was attempted."""
+    """Return the state of a case in a pass. names: what to measure if there is no attempt yet."""
     attempts = log.attempts_of(purpose, planned.id)
     if purpose is Purpose.MAIN:
         names = planned.implementations
@@ -90,7 +90,7 @@ def states_of(plan: Plan, log: Log, purpose: Purpose) -> dict[str, CaseState]:
     canary = [plan.canary] if plan.canary is not None else []
     states = {}
     for planned in canary if purpose is Purpose.CANARY else plan.cases:
-        # A case that nothing can run on this device is settled without an attempt.
+        # A case that no implementation can run on this device is settled without an attempt.
         if purpose is Purpose.MAIN or log.attempts_of(purpose, planned.id):
             state = state_of(plan, log, purpose, planned)
             if state.next is None:
@@ -113,7 +113,7 @@ def cannot_run(plan: Plan, planned: PlannedCase, name: str) -> str:
 
 @dataclass
 class _SoloTrials:
-    """Each implementation is measured alone, because together they lost their worker."""
+    """Each implementation is measured alone, because a worker died that measured all of them."""
 
     death: Death
     order: list[str]
@@ -180,7 +180,7 @@ class AttemptReplay:
         if self._was_throttled:
             notes.append("measured twice: the device was throttled the first time")
         if self._lost_early:
-            notes.append(f"measured again, since before any call: {self._lost_early}")
+            notes.append(f"measured again, since a worker died before any call: {self._lost_early}")
         self._was_throttled, self._lost_early = False, ""
         observations = [_add_notes(observation, notes) for observation in attempt.observations]
         if self._solo is None:
@@ -225,7 +225,7 @@ class AttemptReplay:
             return
         self._solo = None
         if len(trial.survived) == len(trial.order):
-            note = f"measured alone, since together: {trial.death.reason}"
+            note = f"measured alone, since a worker with all of them died: {trial.death.reason}"
             self._settle(_add_notes(survivor, [note]) for survivor in trial.survived.values())
 
     def _settle(self, observations: Iterable[Observation]) -> None:

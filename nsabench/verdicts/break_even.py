@@ -1,7 +1,7 @@
 """Find break-even lengths, from which an op is faster than what a model could run instead.
 
 There is one decision for each GPU, op, direction, head layout and regime. The fastest valid
-implementation of a case represents the op, and every case must be faster.
+implementation of each case represents the op. From the break-even length it is faster in all cases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BreakEven:
     answer: Pays
     length: int | None
     why: str  # why nothing is decided, or which alternatives failed
-    tested: tuple[Tested, ...]  # the best of the op with the best alternative, by length
+    tested: tuple[Tested, ...]  # by length: the op's best implementation and the best alternative
 
     @property
     def what(self) -> str:
@@ -70,7 +70,7 @@ class BreakEven:
 
 
 def decide(records: Sequence[Record]) -> list[BreakEven]:
-    """Decide each op that a run compares with alternatives, in the regimes of comparisons."""
+    """Decide for each op that a run compares with alternatives, in each regime that was timed."""
     with_alternatives = {(r.op, r.case_id) for r in records if r.role is Role.ALTERNATIVE}
     asked = [r for r in records if (r.op, r.case_id) in with_alternatives]
     queue = {r.op for r in asked if r.compared(Regime.QUEUE, Reference.ALTERNATIVE)}

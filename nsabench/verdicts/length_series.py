@@ -36,7 +36,7 @@ class Tested:
         return self.record.reason or self.comparison.reason
 
     def passes(self, limit: float) -> bool:
-        """Return whether the lower end of its interval is above 1 and at least `limit`."""
+        """Return whether the lower end of the interval is above 1 and at least `limit`."""
         return (
             self.record.status is Status.OK
             and self.comparison.verdict in (None, Verdict.FASTER)  # None: against alternatives

@@ -1,4 +1,4 @@
-"""Make the records of a case from its log, as the checks read them."""
+"""Make the records that the checks read, and give them the statuses that the checks find."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OBSERVED = (
 
 
 def make_records(plan: Plan, session: WriterSession, state: CaseState) -> list[Record]:
-    """Return the records of a case, still without verdicts. session: with the ceilings to use."""
+    """Return the records of a case, still without verdicts. session: holds the ceilings to use."""
     planned = plan.by_id[state.case_id]
     case, described = planned.case, session.described
     capability = described.device.compute_capability
@@ -50,7 +50,7 @@ def make_records(plan: Plan, session: WriterSession, state: CaseState) -> list[R
         "triton": described.software.triton,
         "cuda": described.software.torch_cuda,
     }
-    works: dict[str, Work] = {}  # by what is computed: nearly always the same
+    works: dict[str, Work] = {}  # by the op that is computed, which is nearly always the same
     offset_ms = session.ceilings.timer_offset_ms
     records = []
     for observation in state.observations:
@@ -91,7 +91,7 @@ def make_records(plan: Plan, session: WriterSession, state: CaseState) -> list[R
 
 def _copy_observation(observation: Observation) -> dict[str, Any]:
     timed = bool(observation.samples.time_ms)
-    # A host time of 0 means that the device was not held, so the call may have waited for it.
+    # A host time of 0 means that no spin outlasted the call, which may have waited for the device.
     host = _find_quantiles([us for us in observation.samples.host_us if us > 0])
     return {
         **{name: getattr(observation, name) for name in OBSERVED},
@@ -138,7 +138,7 @@ def _find_quantiles(times: Sequence[float]) -> tuple[float | None, float | None,
 
 
 def set_failed(record: Record, observation: Observation) -> Record:
-    """Return the record after a failed observation: without times, with its samples."""
+    """Return the record with the status of a failed observation, and without comparisons."""
     return replace(record, **_copy_observation(observation), comparisons=())
 
 
@@ -148,7 +148,7 @@ def without_times(observation: Observation, status: Status, reason: str) -> Obse
 
 
 def apply_findings(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
-    """Return the records after the findings: those found wrong or implausible have failed."""
+    """Return the records. If a finding calls one wrong or implausible, that becomes its status."""
     grave = by_case(f for f in findings if f.effect in STATUS_OF and f.regime is None)
     applied = []
     for record in records:

@@ -30,10 +30,10 @@ from nsabench.verdicts.statistics import quantile
 from nsabench.verdicts.verdict import compare_records, find_caution, revise_records
 
 CANARY = "canary"  # the check
-# Medians of one implementation in two processes of one host differ by this much
+# Medians of one implementation in two processes of one host differ by up to this share
 # (docs/explanation/measurement.md).
 APART = 0.03
-# Checks of a time, not of its ratio to another.
+# Checks that doubt a time itself, and not only its ratio to another one.
 OF_TIMES = ("timer", "clocks", "scaling", CANARY)
 
 
@@ -44,8 +44,8 @@ class Results:
 
     @property
     def failures(self) -> list[str]:
-        """A line for each failure. Controls fail if they are not caught."""
-        # Findings about the whole run: no control tested a check.
+        """A line for each failure. A control fails if it is missed."""
+        # Findings that no control reached a check, so that nothing is decided.
         lines = [
             f.sentence
             for f in self.findings
@@ -65,7 +65,7 @@ class Results:
 
     @property
     def found_while_measuring(self) -> list[Finding]:
-        """The failures of candidates and baselines that the worker found, not a check."""
+        """Failures of candidates and baselines that a worker or checker found, and no check."""
         by_checks = {(f.case_id, f.implementation) for f in self.findings if f.effect in STATUS_OF}
         findings = []
         for record in self.records:
@@ -87,13 +87,13 @@ class Assessment:
 
     plan: Plan
     log: Log
-    session: WriterSession  # with the ceilings to use
+    session: WriterSession  # holds the ceilings to use
     limits: DeviceLimits
     records: list[Record]
     findings: list[Finding]
 
     def comparisons(self) -> list[Comparison]:
-        """Return the comparisons after the later passes so far, which choose the next cases."""
+        """Return the comparisons after the later passes so far, to decide what to measure next."""
         records = self._revise_records()
         candidates = [record for record in records if record.role is Role.CANDIDATE]
         compared = [record.compared(regime) for regime in Regime for record in candidates]
@@ -148,7 +148,7 @@ class Assessment:
 
 
 def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessment:
-    """Apply the checks. Raises `UsageError` if the log is empty or not from this plan."""
+    """Apply the checks, and add `known`. Raises `UsageError` if the log is empty or foreign."""
     refuse_other_log(plan, log)
     ops.refuse_other(plan)
     if not log.sessions:
@@ -182,16 +182,16 @@ def refuse_other_log(plan: Plan, log: Log) -> None:
         names.setdefault(plan.canary.id, set(plan.canary.implementations))
     wrong = ""
     if any(session.run_id != plan.run_id for session in log.sessions):
-        wrong = f"is not of run {plan.run_id}"
+        wrong = f"is from another run than {plan.run_id}"
     elif any(session.plan_sha256 != plan.sha256 for session in log.sessions):
-        wrong = "was written under another plan than plan.json holds now"
+        wrong = "was written for another plan than plan.json"
     for attempt in log.attempts:
         case_id = attempt.job.case.id
         if not set(attempt.job.implementations) <= names.get(case_id, set()):
-            wrong = f"holds case {case_id}, which is not in the plan like that"
+            wrong = f"holds an implementation of case {case_id} that the plan does not have"
         observed = tuple(observation.implementation for observation in attempt.observations)
         if attempt.has_answer and observed != attempt.job.implementations:
-            wrong = f"holds other implementations of case {case_id} than were measured"
+            wrong = f"holds observations of case {case_id} that its job did not ask for"
         if any(o.attempt != attempt.job.attempt for o in attempt.observations):
             wrong = f"holds observations of case {case_id} that are of another attempt"
     if wrong:
@@ -240,7 +240,7 @@ def _set_run_id(record: Record, run_id: str) -> Record:
 def _name_shard_in(finding: Finding, shard: str, plan: Plan) -> Iterator[Finding]:
     """Yield a finding about a whole shard as one about each of its cases."""
     is_about_cases = finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE)
-    if is_about_cases or finding.check == CANARY:  # whose sentence names the shard
+    if is_about_cases or finding.check == CANARY:  # a sentence of the canary names the shard
         yield finding
         return
     named = replace(finding, sentence=f"{shard}: {finding.sentence}")
@@ -252,7 +252,7 @@ def _name_shard_in(finding: Finding, shard: str, plan: Plan) -> Iterator[Finding
 
 @dataclass(frozen=True)
 class Canary:
-    """What a shard measured of the case that all measure."""
+    """What a shard measured on the case that all shards measure."""
 
     medians: Mapping[str, float]  # ms, by implementation
     disturbed: str = ""  # why the times are unreliable
@@ -282,8 +282,8 @@ def read_canary(plan: Plan, log: Log) -> Canary:
 def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """Return the shards whose times decide nothing, by name, each with the reason.
 
-    Each implementation that most shards timed is compared. The largest set of shards within 3 % of
-    each other is right if it is more than half. Else every shard is an outlier.
+    Each implementation that most shards timed is compared. If more than half of the shards are
+    within 3 % of each other, the rest are outliers. Otherwise every shard is an outlier.
     """
     if len(canaries) < 2:
         return {}
@@ -295,7 +295,7 @@ def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     common = _timed_by_most(kept.values())
     for name, medians in kept.items():
         if common.isdisjoint(medians):
-            why[name] = "it timed no implementation that most shards timed on their canary"
+            why[name] = "on the case that all shards measure it timed none that most shards timed"
     for implementation in sorted(common):
         medians = {n: times[implementation] for n, times in kept.items() if implementation in times}
         within = _find_largest_set(medians)
@@ -332,7 +332,7 @@ def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
 
 
 def _find_largest_set(medians: Mapping[str, float]) -> set[str]:
-    """Return the largest, then closest, set of medians within `APART` if it is more than half."""
+    """Return the largest (or else the closest) set of shards within `APART`, if over half."""
     found: tuple[int, float, set[str]] = (0, 0.0, set())
     for least in sorted(medians.values()):
         names = {name for name, ms in medians.items() if least <= ms <= least * (1 + APART)}

@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
 SEED = 0
-COUNTED = 255  # the most rounds that a byte counts.
+COUNTED = 255  # the most rounds whose counts fit a byte
 # Fewer rounds give no useful interval: with one, both ends are the ratio itself.
 MIN_ROUNDS_EVER = 5
-LONGEST_TICK = 0.1  # share of the time of a call
-ROUNDS_FOR_CORRELATION = 20  # fewer rounds do not show how alike successive rounds are.
+LONGEST_TICK = 0.1  # a tick of the clock is at most this share of the time of a call
+ROUNDS_FOR_CORRELATION = 20  # fewer rounds do not show how alike successive rounds are
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def quantile(samples: Iterable[float], q: float) -> float:
 
 
 def quantiles(samples: Iterable[float], *qs: float) -> list[float]:
-    """Return quantiles, equal to numpy's to the last bit and 20 times as fast for few samples."""
+    """Return quantiles: numpy's to the last bit, but 20 times faster for a few samples."""
     ordered = sorted(map(float, samples))
     if any(map(math.isnan, ordered)):
         return [math.nan] * len(qs)
@@ -96,10 +96,10 @@ def ratio_of_rounds(numerator: Sequence[float], denominator: Sequence[float]) ->
 
 
 def _stretch_for_correlation(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """Return how much longer the interval is because rounds depend on those before them.
+    """Return the factor by which correlation between successive rounds lengthens an interval.
 
     n rounds whose ratios have an autocorrelation of r count as n (1 - r) / (1 + r). The estimate of
-    r is corrected for its bias (Kendall, Biometrika 41, 1954), and the interval for Student's t.
+    r is corrected for its bias (Kendall, Biometrika 41, 1954), and the factor for Student's t.
     """
     n = len(numerator)
     if n < ROUNDS_FOR_CORRELATION:
@@ -145,7 +145,7 @@ def _resample_medians(
     """Return the median of samples, and the medians of their resamples [resamples].
 
     The samples are visited in ascending order, and their counts are added up in all resamples at
-    once: the median is where half is reached. That is ten times as fast as sorting. times: float64.
+    once until they reach half, at the median: ten times faster than sorting. times: float64.
     """
     samples = np.frombuffer(times, dtype=np.float64)
     n = samples.size
@@ -175,7 +175,7 @@ def ratio_of_independent_medians(
 ) -> Ratio:
     """Return median(numerator) / median(denominator) of samples that were not taken together.
 
-    less: is subtracted from each median first. Raises `ValueError` if nothing is left.
+    less: subtracted from each median first. Raises `ValueError` if nothing is left of a median.
     """
     arms = [np.asarray(samples, dtype=np.float64) for samples in (numerator, denominator)]
     if not all(arm.size for arm in arms):

@@ -1,6 +1,6 @@
 """Write and read the tables of a run: records, comparisons and samples.
 
-The sizes of shapes (N, H, D, Dv, L, ...) are nullable int64, one for every size of every op.
+The records have a nullable int64 column for every size (N, H, D, Dv, L, ...) of every op.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.mo
 RECORDS = columns(Record, SIZES)
 COMPARISONS = columns(Comparison)
 SAMPLES = columns(SampleRow)
-GIVE_AS_MADE = "give the folder as it was made."
+GIVE_AS_MADE = "give the folder as nsabench made it."
 Row = TypeVar("Row", Record, Comparison)
 BATCH = 1 << 16  # rows
 ROWS_A_GROUP = 1 << 20  # fixed, because the default depends on the version of pyarrow
@@ -92,7 +92,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def records_table(records: Sequence[Record]) -> pa.Table:
-    """Make the table of records.parquet. Sizes of ops from elsewhere come last."""
+    """Make the table of records.parquet. Sizes of ops that do not ship come last."""
     found = {size for record in records for size in record.shape}
     named = schema([*RECORDS, *size_columns(found - SIZES)])
     fixed = [column.name for column in columns(Record)]
@@ -147,7 +147,7 @@ def refuse_sizes(op: ops.Op) -> None:
     for size in op.shape_model.model_fields:
         if size in others or lower[size.lower()] > 1:
             raise UsageError(
-                f"the op {op.name!r} calls a size {size!r}, as a column of the records is called",
+                f"the op {op.name!r} has a size {size!r}, but the records have such a column",
                 "give the size another name.",
             )
 
@@ -202,7 +202,7 @@ def check_table(path: Path, most: int) -> int:
     if not 0 <= rows <= most:
         raise OutOfBounds(f"has {rows} rows, more than {most}")
     if sum(group.num_rows for group in groups) != rows:
-        raise OutOfBounds("has another number of rows than it says")
+        raise OutOfBounds("has another number of rows than its metadata says")
     if metadata.num_columns > limits.COLUMNS:
         raise OutOfBounds(f"has more than {limits.COLUMNS} columns")
     if sum(group.total_byte_size for group in groups) > limits.UNPACKED:
@@ -211,7 +211,7 @@ def check_table(path: Path, most: int) -> int:
 
 
 def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Read a table that `check_table` has passed. Texts are dictionaries: a batch has each once."""
+    """Read a table that `check_table` has passed. A batch holds equal texts only once."""
     texts = [field.name for field in pq.read_schema(path) if field.type == pa.string()]
     with pq.ParquetFile(path, read_dictionary=texts) as file:
         yield from file.iter_batches(BATCH, columns=columns, use_threads=False)

@@ -28,7 +28,7 @@ from nsabench.verdicts.verdict import NEAR
 
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
-LEAST_VALUES = 2  # of each size in `AXES` that the op has
+LEAST_VALUES = 2  # the fewest tested values of each size in `AXES` that the op has
 SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
 # A kernel may depend on these sizes, if its op has them.
 AXES = {"head dims": "D", "heads": "H", "numbers of spans": "n_spans"}
@@ -42,19 +42,19 @@ class Decision:
     op: str
     candidate: str
     margin: float
-    min_length: int | None  # in sizes of `axis`; None: see `reasons`
+    min_length: int | None  # a value of `axis`; None: see `reasons`
     reasons: list[str] = field(default_factory=list)
     tested: int = 0  # cases
-    weakest: float = 0.0  # the smallest lower end above the threshold
+    weakest: float = 0.0  # the smallest lower end of an interval from that length
     decided_by: Tested | None = None  # the failing case below the threshold
     axis: str = SELECTED  # the size that is the length
-    notes: list[str] = field(default_factory=list)  # they prevent nothing
-    caveats: list[str] = field(default_factory=list)  # unproven checks behind it.
+    notes: list[str] = field(default_factory=list)  # change nothing in the answer
+    caveats: list[str] = field(default_factory=list)  # name the unproven checks behind it
     own: bool = False  # the candidate is from the user's own file
     answer: ThresholdAnswer = ThresholdAnswer.NOT_TESTED
-    where: tuple[str, ...] = ()  # conditions on the cases
+    where: tuple[str, ...] = ()  # the conditions of --where
     regime: Regime = Regime.DEVICE
-    caution: str = ""  # with the number of its cases
+    caution: str = ""  # `Record.caution`, with the number of cases that have it
     unpaired: str = ""  # a warning if torch and Triton of the combo do not belong together
 
     @property
@@ -92,9 +92,9 @@ def read_run(folder: Path, narrowed: Narrowed = ALL) -> tuple[list[Record], Plan
 def decide_run(
     records: Sequence[Record], plan: Plan | None = None, margin: float | None = None
 ) -> list[Decision]:
-    """Decide a run for each op, regime and candidate. An archive keeps no plan of a run."""
+    """Decide for each op, regime and candidate of a run. plan: None for a run in an archive."""
     margin = margin or (plan.margin if plan else MARGIN)
-    # A threshold switches a forward on.
+    # A gate uses thresholds only to choose a forward.
     records = [r for r in records if r.direction is Direction.FORWARD]
     shards = _split_shards(records, plan)
     unproven = [find_unproven(own) for own in shards]
@@ -195,7 +195,7 @@ def _decide_candidate(
 
 
 def _without_declined_series(rows: Sequence[Tested]) -> list[Tested]:
-    """Leave out the length series that a candidate declines as a whole, such as a dtype."""
+    """Leave out the length series that a candidate declines at all lengths, such as a dtype's."""
     series: dict[Hashable, list[Tested]] = defaultdict(list)
     for row in rows:
         series[ops.series_key(row.record)].append(row)
@@ -208,15 +208,15 @@ def _is_open(row: Tested) -> bool:
 
 
 def _note_one_process(above: Iterable[Tested], margin: float, plan: Plan | None) -> Iterator[str]:
-    """Note close cases that only one process measured: the run confirmed another margin."""
+    """Note that cases near the margin were not confirmed, since the run had another margin."""
     close = [row for row in above if row.lo is not None and row.lo < margin * (1 + NEAR)]
     if close and plan is not None and margin != plan.margin:
         weakest = min(close, key=lambda row: row.lo or 0.0)
         yield (
             f"it rests on one process: {len(close)} of the cases that pass do so by less than "
-            f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.lo:.3f}, and verdicts "
-            f"were confirmed at {plan.margin:g}; `nsabench all --margin {margin:g}` measures such "
-            f"cases twice"
+            f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.lo:.3f}, and a second "
+            f"process confirmed only ratios near {plan.margin:g}; `nsabench all --margin "
+            f"{margin:g}` measures these cases twice"
         )
 
 
@@ -234,20 +234,20 @@ def _describe_failure(row: Tested, margin: float) -> str:
 def _find_gaps(
     above: Sequence[Tested], rows: Sequence[Tested], length: int, pinned: frozenset[str]
 ) -> Iterable[str]:
-    """Say which sizes were tested too little. pinned: sizes that the user limited to one value."""
+    """Say for which sizes too few values were tested. pinned: sizes that the user fixed."""
     if len({row.length for row in above}) < LEAST_LENGTHS:
-        yield f"coverage is too small: from {length} on only one length was tested"
+        yield f"coverage is too small: no length above {length} was tested"
     for name, size in AXES.items():
         if size in pinned or not any(size in row.record.shape for row in rows):
             continue
         values = sorted({row.record.shape[size] for row in above if size in row.record.shape})
         if len(values) < LEAST_VALUES:
             tested = ", ".join(map(str, values)) or "none"
-            yield f"coverage is too small: from {length} on the tested {name} are {tested}"
+            yield f"coverage is too small: from {length} the tested {name} are {tested}"
 
 
 def preference(decision: Decision) -> tuple[bool, float, float, str]:
-    """Sort the user's own first, then by the smallest threshold and the best weakest speed-up."""
+    """Return a sort key: the user's own kernel, then the smallest threshold, then `weakest`."""
     least = float("inf") if decision.min_length is None else float(decision.min_length)
     return not decision.own, least, -decision.weakest, decision.candidate
 
@@ -263,7 +263,7 @@ def choose_for_gate(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 def lengths_per_gpu(decisions: Iterable[Decision], regime: Regime) -> dict[str, int | None]:
-    """Return the length for each GPU in a regime that holds for every op and run, or None."""
+    """Return for each GPU the threshold in a regime that holds for every op and run, or None."""
     lengths: dict[str, list[int | None]] = defaultdict(list)
     for decision in choose_for_gate(decisions):
         if decision.regime is regime:

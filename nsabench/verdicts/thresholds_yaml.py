@@ -16,13 +16,13 @@ from nsabench.verdicts.threshold import Decision, choose_for_gate, lengths_per_g
 SCHEMA_VERSION = 1
 THRESHOLDS = "thresholds.yaml"
 HEAD = """\
-# From which selected length on a kernel is worth using, as `nsabench threshold` decided it.
-# runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never. It is
-# that of the regime `device`; runtime.sel_triton_min_L_by_regime holds those that were measured:
-# a gate takes `queue` for calls from Python, and `graph`, or else `device`, for all others.
-# It goes by the decisions with `gate`: of each op the user's own kernel, or else the best.
-# pays: from which length on an op is faster than what a model could run in its place (dense
-# attention), a direction, head layout and regime at a time.
+# The smallest number of selected keys from which a kernel is worth using, by `nsabench threshold`.
+# runtime.sel_triton_min_L: keys by GPU name, for the regime `device`. null, or no entry: never.
+# runtime.sel_triton_min_L_by_regime: keys for each regime that was measured. A gate uses `queue`
+# for calls from Python. For other calls it uses `graph` or, if that is missing, `device`.
+# Both follow the decisions with `gate: true`: for each op the user's own kernel, or else the best.
+# pays: the length from which an op is faster than what a model could run instead (dense
+# attention), for each direction, head layout and regime.
 """
 
 
@@ -51,7 +51,7 @@ def _decision_data(d: Decision, *, gate: bool) -> dict[str, Any]:
         "regime": str(d.regime),
         "candidate": d.candidate,
         "own": d.own,
-        "gate": gate,  # runtime.sel_triton_min_L is its length
+        "gate": gate,  # whether runtime.sel_triton_min_L follows this decision
         "where": list(d.where),
         "margin": d.margin,
         "axis": d.axis,

@@ -1,7 +1,7 @@
 """Decide the verdict of a candidate on a case: its ratio to the best valid baseline beside it.
 
-The later passes then revise it: a second process confirms it, and baselines are timed in a process
-without candidates.
+The later passes then revise the verdict: a second process confirms it, and a process without
+candidates times the baselines.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from nsabench.verdicts.statistics import (
     ratio_of_rounds,
 )
 
-# A second run moves ratios by as much as this, and smaller differences are of no use.
+# Ratios in two runs differ by up to this much, and smaller differences are of no use.
 SAME_BAND = 0.01
 # A host is noisier than a device, and eight bursts are few. With a noise of 2 % the band above
-# calls 4 of 100 equal pairs unequal; this one calls fewer than 1.
+# calls 4 of 100 equal pairs unequal; the band below calls fewer than 1.
 SAME_BAND_IN_QUEUE = 0.02
 BEHIND = 2.0  # a specialised baseline that takes this multiple of the best time does not count
-# Medians of one implementation in two processes differ by as much as this, and their ratios by a
+# Medians of one implementation in two processes differ by up to this share, and their ratios by a
 # standard deviation of 0.6 % (docs/explanation/measurement.md).
 DRIFT = 0.03
-NEAR = 0.01  # closer to the margin or to a verdict's own bound, a second process decides
+NEAR = 0.01  # if an end of an interval is closer to 1 or to the margin, a second process decides
 _ROLES = {Reference.BASELINE: Role.BASELINE, Reference.ALTERNATIVE: Role.ALTERNATIVE}
 NOT_APART = "could not be timed apart from the candidates"
-ALL_OWN = "all its baselines come from its own package: none was timed without it"
+ALL_OWN = "all its baselines come from its own package, so none was timed without the candidate"
 
 
 def compare_records(records: Sequence[Record], findings: Iterable[Finding]) -> list[Record]:
@@ -119,7 +119,7 @@ def _decide_candidate(
         return replace(timed, verdict=verdict, reason=record.reason)
     speaking = [f for f in findings if f.regime in (None, regime)]
     for finding in speaking:
-        # A finding without a case is about the run, such as an uncaught control.
+        # A finding without a case is about the run, such as a missed control.
         if finding.effect is Effect.INVALID and (finding.concerns(record) or finding.is_about_run):
             return replace(timed, verdict=Verdict.INVALID, reason=finding.sentence)
     if timed.median_ms is None:
@@ -265,7 +265,7 @@ def needs_confirmation(comparison: Comparison, margin: float = MARGIN) -> bool:
 
 
 def needs_isolated(comparison: Comparison) -> bool:
-    """Return whether its references are also timed in a process without candidates."""
+    """Return whether a process without candidates must also time the references."""
     if comparison.reference is Reference.BASELINE:
         return comparison.verdict is Verdict.FASTER
     return comparison.lo is not None and comparison.lo > 1
@@ -354,7 +354,7 @@ def _compare_with_isolated(
     isolated: CaseState,
     clean: Collection[str],
 ) -> Comparison:
-    """Compare with the best isolated reference if the candidate slowed those in its process."""
+    """Compare with the best isolated reference if the candidate slowed the references beside it."""
     times = _select_times(comparison, case, isolated)
     disturbance = next(find_time_doubts(list(isolated.conditions.values())), "")
     if disturbance:
@@ -409,30 +409,30 @@ def _find_missing_baseline(
     sources = {r.implementation: r.source for r in case}
     valid = [r.implementation for r in case if r.role is Role.BASELINE and r.median_ms]
     deciding = [against, *(name for name in valid if name in clean)]
-    # A baseline from the candidate's package always runs with it.
+    # A baseline from the candidate's package always runs in a process with the candidate.
     if sources.get(against, record.source) == record.source:
-        return f"the baselines {NOT_APART}: no other was valid beside it"
+        return f"the baselines {NOT_APART}: none from another package was valid"
     if isolated.reason and not observed.keys() >= {*deciding}:
         return f"the baselines {NOT_APART}: {isolated.reason}"
     if against not in observed:
-        return f"{against} {NOT_APART}: it comes with another candidate: measure without that one"
+        return f"{against} {NOT_APART}: its package has another candidate; measure without that"
     for name in deciding:
-        # Without its time, nothing shows whether the candidate slowed it.
+        # Without its isolated time, nothing shows whether the candidate slowed this baseline.
         if name in observed and observed[name].status is not Status.OK:
             return f"{name} {NOT_APART}: {observed[name].reason}"
     if against not in times:
-        return f"{against} {NOT_APART}: it was far behind there, and not called so"
+        return f"{against} {NOT_APART}: it was far behind there, so it was left out"
     leader = _find_fastest(times)
     if comparison.regime is not Regime.QUEUE and len(times[leader]) < MIN_ROUNDS_EVER:
-        # It was dropped early, because one that then failed was far ahead.
-        return f"{leader} {NOT_APART}: it was called a few times only"
+        # It was left out, because a baseline that then failed was far ahead.
+        return f"{leader} {NOT_APART}: it was called only a few times"
     return ""
 
 
 def _lower_ratio(
     comparison: Comparison, record: Record, isolated: CaseState, times: Mapping[str, list[float]]
 ) -> Comparison:
-    """Take the ratio to the fastest isolated reference if that is faster than all beside it."""
+    """Take the ratio to the fastest isolated reference if it beats the references beside it."""
     assert comparison.ratio is not None and comparison.lo is not None
     fastest_name = _find_fastest(times)
     best, own = times[fastest_name], record.timings(comparison.regime).time_ms
@@ -441,13 +441,13 @@ def _lower_ratio(
     if beside_ms <= best_ms / spread * (1 + DRIFT):
         return comparison
     moved = ratio_of_independent_medians(best, own).widened(spread)
-    # Two processes differ by so much without a reason.
+    # Medians in two processes differ by up to `DRIFT` without a cause.
     lo = min(comparison.lo, moved.lo / (1 + DRIFT))
     counting, other = sorted((comparison.ratio, moved.value))
     why = (
-        f"{fastest_name} takes {best_ms:.3g} ms in a process that never imported a candidate, and "
-        f"the best {comparison.reference} beside it {beside_ms:.3g} ms: of the two ratios, "
-        f"{counting:.3f} counts, and not {other:.3f}"
+        f"{fastest_name} takes {best_ms:.3g} ms in a process without candidates, and the best "
+        f"{comparison.reference} takes {beside_ms:.3g} ms in one with candidates: of the two "
+        f"ratios, {counting:.3f} counts, and not {other:.3f}"
     )
     verdict = comparison.verdict
     if verdict is not None:

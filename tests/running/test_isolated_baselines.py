@@ -116,7 +116,7 @@ def test_a_wrong_output_is_no_best_baseline_apart(rel_l2: float) -> None:
         (
             "sdpa_gqa",
             Verdict.INCONCLUSIVE,
-            "sdpa_gqa could not be timed apart from the candidates: it was called a few times only",
+            "sdpa_gqa could not be timed apart from the candidates: it was called only a few times",
         ),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_baseline_that_left_early_decides_nothing(few: str, verdict: Verdict, 
 
 
 OWN = "own, a baseline from its own package, takes 0.19 ms and does not decide; sdpa_gqa takes 0.2 "
-OTHERS = "own could not be timed apart from the candidates: it comes with another candidate"
+OTHERS = "own could not be timed apart from the candidates: its package has another candidate"
 FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of memory"
 
 

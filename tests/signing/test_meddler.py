@@ -41,7 +41,7 @@ def mine(q, k, v, *, sm_scale):
     ("file", "old", "new", "sentence"),
     [
         ("environment.json", '"cpu":', '"cpu": "Xeon", "was":', "the sha256 of environment.json"),
-        ("plan.json", '"mae": ', '"mae": 1', "written under another plan"),
+        ("plan.json", '"mae": ', '"mae": 1', "written for another plan"),
         ("log.jsonl", '"copy_gb_s":', '"copy_gb_s":9', "something else wrote"),
         ("log.jsonl", "", '{"entry":{"kind":"ended"}}\n', "something else wrote"),
     ],

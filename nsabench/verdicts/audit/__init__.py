@@ -1,4 +1,4 @@
-"""Audit a table of timings from elsewhere: are the numbers possible, and what explains them?"""
+"""Audit a table of timings that others measured: are they possible, and what explains them?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def audit_csv(
 ) -> list[Finding]:
     """Return how a table was read, and what is wrong with it: the cause first, if one is known.
 
-    gpu: a device in the data-sheet table. The `case_id` of a finding is the row in words.
+    gpu: a device in the data-sheet table. The `case_id` of a finding describes the row.
     """
     limits = DeviceLimits.from_sheet(datasheet.find(gpu)) if gpu else DeviceLimits()
     table = read_table(path, candidates, baselines, unit)
@@ -71,7 +71,7 @@ def _describe_reading(table: ForeignTable, gpu: str | None) -> Iterator[Finding]
         lacking.append("errors, since no column has them")
     if not table.records():
         missing = ", ".join(axis for axis in ("N", "H", "D", "L") if axis not in table.sizes)
-        lacking.append(f"limits and growth, since no line gives all sizes ({missing})")
+        lacking.append(f"limits and growth, since sizes are missing in all lines ({missing})")
     elif gpu is None:
         lacking.append("physical limits, since no device is named (--gpu NAME)")
     if lacking:
@@ -99,11 +99,11 @@ def _check_measured(table: ForeignTable) -> Iterator[Finding]:
             sentence = f"line {line.number} holds no measurement ({', '.join(what)})"
             speedup = line.value(table.others.get("speedup"))
             if speedup is not None:
-                sentence += f", yet it stands in the table with a speed-up of {speedup:g}"
+                sentence += f", yet it states a speed-up of {speedup:g}"
             failed.add(table.label(line))
             yield Finding("completeness", Effect.INVALID, sentence, table.label(line))
     if len(failed) == len(table.lines):
-        sentence = f"none of its {len(table.lines)} rows was measured: it decides nothing"
+        sentence = f"none of the {len(table.lines)} rows was measured: the table decides nothing"
         yield Finding("completeness", Effect.INVALID, sentence)
 
 
@@ -111,7 +111,7 @@ def _check_duplicates(table: ForeignTable) -> Iterator[Finding]:
     counts = Counter((table.label(line), times.implementation) for line, times in table.measured())
     for key, count in counts.items():
         if count > 1:
-            yield Finding("duplicates", Effect.INVALID, f"it is there {count} times", *key)
+            yield Finding("duplicates", Effect.INVALID, f"the table has it {count} times", *key)
 
 
 def _check_sizes(table: ForeignTable) -> Iterator[Finding]:
@@ -122,7 +122,7 @@ def _check_sizes(table: ForeignTable) -> Iterator[Finding]:
         cells = ", ".join(
             f"{axis} is {line.cells[c] or 'empty'}" for axis, c in table.sizes.items()
         )
-        sentence = f"line {line.number} gives no sizes of a case ({cells}): it was not checked"
+        sentence = f"line {line.number} does not give all sizes ({cells}), so it was not checked"
         yield Finding("completeness", Effect.INCONCLUSIVE, sentence, table.label(line))
 
 

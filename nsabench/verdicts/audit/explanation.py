@@ -1,7 +1,7 @@
 """Explain a curve of errors over the length by simulating known mistakes.
 
-Attention over N(0,1) inputs is computed correctly and with a mistake. Their mean absolute
-difference over L depends on little but the mistake, so the curve identifies it.
+Attention over N(0,1) inputs is computed correctly and with a mistake. How the mean absolute
+difference depends on L is nearly the same for all inputs, so this curve identifies the mistake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHECK = "explanation"
 ELEMENTS = 1 << 22  # of K in a simulation, which then takes less than 1 s
 MOST_ELEMENTS = 1 << 25  # of K in one row; longer rows are not simulated
 LEAST_POINTS = 3
-EXPLAINS = 0.1  # mean relative deviation of a simulated from a stated curve
+EXPLAINS = 0.1  # largest mean relative deviation of a simulated curve from the stated curve
 SEED = 0
 
 Array = NDArray[np.float32]
@@ -75,7 +75,7 @@ def _find_curve(rows: Sequence[Record]) -> tuple[tuple[int, int], Errors]:
 
 
 def _name_culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
-    """Name the side that reads too little, because its times do not grow."""
+    """Name the side whose times do not grow: it reads too little."""
     roles = {row.implementation: row.role for row in rows}
     flat = {roles.get(f.implementation) for f in findings if f.check in ("roofline", "scaling")}
     if flat == {Role.BASELINE}:

@@ -1,6 +1,6 @@
 """Read a CSV of timings whose columns have the names that its author gave them.
 
-A wide table has a column of times for each implementation, and a long one a row.
+A wide table has a column of times for each implementation. In a long one, a column names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType, Role, Statu
 from nsabench.ops import Shape
 
 OP = "selection_rows"
-# Names of one letter must match exactly, longer ones in any case.
+# Names of one letter must match exactly. Longer names match in upper and lower case.
 SIZES = {
     "N": ("N", "rows", "n_rows", "num_rows"),
     "H": ("H", "heads", "n_heads", "num_heads"),
@@ -42,7 +42,7 @@ NAMES = (
     *("implementation", "impl", "kernel", "provider", "backend", "method"),
     *("variant", "library", "algorithm", "name"),
 )
-# Words in the name of an implementation. With words of both kinds it is a baseline.
+# Words in the name of an implementation. A name with words of both kinds is a baseline.
 BASELINES = {"sdpa", "ref", "reference", "baseline", "torch", "pytorch", "eager", "naive", "masked"}
 CANDIDATES = {"triton", "tri", "candidate", "kernel", "custom", "ours", "mine", "my", "fa2", "nsa"}
 UNITS_MS = {"ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "s": 1e3}
@@ -85,7 +85,7 @@ class Times:
 
     column: str
     implementation: str
-    unit_ms: float  # ms in the unit of a cell
+    unit_ms: float  # how many ms one unit of a cell is
     role: Role | None  # None: not used
     named_in: str = ""  # the column of a long table that names the implementation
 
@@ -167,7 +167,7 @@ class ForeignTable:
 
     def _dtype(self, line: ForeignRow) -> DType:
         name = self.cell(line, "dtype").lower().removeprefix("torch.")
-        # By default the smaller format: with fewer bytes no time is wrongly called impossible.
+        # The default is a format of 16 bits: fewer bytes call no time impossible by mistake.
         return DType(name) if name in {*DType, *DTYPE_NAMES} else DType.FLOAT16
 
 
@@ -179,7 +179,7 @@ def read_table(
 ) -> ForeignTable:
     """Read a table. Raises `UsageError` if it cannot be read, or has no candidate.
 
-    candidates, baselines: else telling words decide. unit: of columns that name none.
+    candidates, baselines: names; if empty, words in names decide. unit: for columns without one.
     """
     try:
         columns, lines = _parse(reading.read(path, limits.CSV))
@@ -247,7 +247,7 @@ def _split(name: str) -> list[str]:
 def _find_times(column: str, unit: str, named: Collection[str]) -> Times | None:
     """Return the times of a column, or None if it holds none.
 
-    Its name without unit and words such as median is the implementation's; "" in a long table.
+    The column's name without unit and `TYPICAL` words names the implementation; "" in a long table.
     """
     words = _split(column)
     if len(words) > 1 and words[-1] in UNITS_MS:
@@ -301,7 +301,7 @@ def _find_settings(table: ForeignTable, columns: Sequence[str]) -> list[str]:
     """Return the fewest columns that tell lines of the same sizes apart."""
     cells = {c: [line.cells[c] for line in table.lines] for c in columns}
     settings = [c for c in columns if _is_setting(c, cells[c])]
-    # A column that follows from others, such as batch times length, has more values than they.
+    # Few values first: a column that follows from others, such as batch times length, has more.
     settings.sort(key=lambda c: len(set(cells[c])))
     naming = table.times[0].named_in
     cases: list[tuple[str, ...]] = [

@@ -76,8 +76,8 @@ def test_a_failed_row_is_no_measurement():
     findings = audit_csv(TABLES / "m4_rtx4090_varlen.csv", GPU)
     found = {(f.check, f.effect) for f in findings if f.check != "columns"}
     assert found == {("completeness", Effect.INVALID)}
-    assert any("yet it stands in the table with a speed-up of 0" in f.sentence for f in findings)
-    assert any("none of its 1 rows was measured" in f.sentence for f in findings)
+    assert any("yet it states a speed-up of 0" in f.sentence for f in findings)
+    assert any("none of the 1 rows was measured" in f.sentence for f in findings)
 
 
 def test_times_that_do_not_follow_the_size():
