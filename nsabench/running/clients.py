@@ -35,7 +35,7 @@ from nsabench.verdicts.attempts import BEFORE_ANY
 from nsabench.worker import protocol
 
 START_LIMIT_S = 120.0  # time to import everything, or to measure ceilings
-MOST_PROBES = 64  # the most probes of an op that are called ahead
+MOST_PROBES = 64  # the most probes of a case that a worker may report while it compiles
 DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds
 CHECKER_REPLY: TypeAdapter[Any] = TypeAdapter(
     Annotated[Step | Prepared | Checked | Concluded | Refused, Field(discriminator="kind")]
@@ -51,8 +51,8 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         super().__init__(prefix="nsabench-scratch-", ignore_cleanup_errors=True)
 
     def remove(self) -> None:
-        # A kernel may have made folders that their owner can neither read nor write, or more in
-        # each other than Python can walk. `chmod` would follow a link that replaces this folder.
+        # A kernel may have made folders that their owner cannot read, or nested them deeper than
+        # Python can walk. `chmod` would follow a link that replaces this folder.
         commands = [["chmod", "-R", "u+rwx"], ["rm", "-rf"]]
         for command in commands[1:] if Path(self.name).is_symlink() else commands:
             subprocess.run([*command, "--", self.name], check=False, stderr=subprocess.DEVNULL)
@@ -60,7 +60,7 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 class Scratch:
-    """A folder for the workers of one executor. The run and the runs beside it are hidden."""
+    """A folder for the workers of one executor. They cannot read the run or the runs beside it."""
 
     def __init__(self, run: Path | None = None) -> None:
         self._folder = TemporaryFolder()
@@ -78,14 +78,14 @@ class Scratch:
         return self._sandbox.model_copy(update={"begins_as": begins_as})
 
     def put_aside(self) -> TemporaryFolder:
-        """Empty the folder, and return its content. No worker may run meanwhile."""
+        """Move the content to a new folder and return that. No worker may run meanwhile."""
         aside = TemporaryFolder()
         Path(self.path).rename(Path(aside.name, _ASIDE))
         Path(self.path).mkdir(0o700)
         return aside
 
     def begin_afresh(self, aside: TemporaryFolder) -> None:
-        """Have the next worker begin with a copy at the same path, since caches hold paths."""
+        """Have the next worker begin with a copy of `aside`, at the path that the caches hold."""
         self.put_aside().remove()
         self._begins_as = str(Path(aside.name, _ASIDE))
 
@@ -118,17 +118,17 @@ class Listener:
 
 @dataclass
 class WorkerClient:
-    """Starts its process for the first request, and another one after it was lost."""
+    """Asks a worker. Starts its process for the first request, and a new one after a loss."""
 
     device: Device
     kernels: Path | None = None
     _: KW_ONLY
-    sources: Mapping[str, str] | None = None  # to import, and refuse if changed
+    sources: Mapping[str, str] | None = None  # the sources to import, refused if changed
     ops_file: Path | None = None
     run_folder: Path | None = None
     sandboxed: bool = True
     is_clean: bool = False  # it imports no candidate
-    mailbox: int | None = None  # memory for outputs
+    mailbox: int | None = None  # the descriptor of the memory for outputs
     on_step: Callable[[Step], None] = lambda step: None
 
     def __post_init__(self) -> None:
@@ -145,13 +145,13 @@ class WorkerClient:
         mailbox: int | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
     ) -> WorkerClient:
-        """Return a worker that imports sources of a plan, all by default."""
+        """Return the client of a worker that imports these sources of a plan, all by default."""
         imported = dict(plan.sources)
         if sources is not None:
             imported = {source: plan.sources[source] for source in sources}
         kernels = Path(plan.kernels) if plan.kernels else None
         if kernels is not None:
-            # By its digest, since the file of the op may have the same name.
+            # Compared by digest, since the file of the op may have the same name.
             own = Source.from_digest(kernels, plan.kernels_sha256)
             kernels = kernels if own in imported else None
         return cls(
@@ -187,7 +187,7 @@ class WorkerClient:
         except WorkerLost as lost:
             raise UsageError(
                 f"{self.kernels or 'the implementations'} could not be imported: {lost.reason}",
-                "import it in a Python of its own to see why.",
+                "import it in a separate Python to see why.",
             ) from lost
 
     def describe(self) -> Described:
@@ -226,7 +226,7 @@ class WorkerClient:
         return self._process.ask(request, expected, limit_s, max_steps, Listener(self.on_step))
 
     def sibling(self) -> WorkerClient:
-        """Return another worker that writes to the same scratch."""
+        """Return the client of another worker that writes to the same scratch."""
         made = replace(self)
         made.borrow(self.scratch)
         return made
@@ -266,7 +266,7 @@ class CheckerClient:
     """Starts the checker for the first request. Every request may raise `CheckerLost`."""
 
     def __init__(self, device: Device, ops_file: Path | None, ops_sha256: str = "") -> None:
-        self.mailbox = os.memfd_create("nsabench-outputs")  # outputs are read from it
+        self.mailbox = os.memfd_create("nsabench-outputs")  # the checker reads outputs from it
         self._close_mailbox = weakref.finalize(self, os.close, self.mailbox)
         options = ["--device", device]
         if ops_file is not None:

@@ -1,6 +1,7 @@
 """Compile kernels ahead of all timing, in several processes, since a compiler uses one core.
 
-Later workers begin with the caches that the calls fill. What fails here fails again when measured.
+Workers call the implementations, which fills caches, and later workers begin with these caches. A
+call that fails here is ignored: it fails again when it is measured.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from nsabench.running.executor import Executor
 from nsabench.running.process import WorkerLost
 
 SHARE = 0.7  # of the device's memory, for all processes together
-WORTH_IT = 4  # cases
+WORTH_IT = 4  # for fewer cases the processes are not started
 MOST_PROCESSES = 16
-CONTEXT_BYTES = 1 << 30  # A CUDA context takes them on the device.
-HOST_BYTES = 3 << 30  # A process with torch and a compiler takes them on the host.
-SETS = 6  # Memory of a call, in multiples of its inputs and outputs.
-CALL_LIMIT_S = 300.0  # FlashInfer compiles for 144 s beside eleven others.
+CONTEXT_BYTES = 1 << 30  # device memory of a CUDA context
+HOST_BYTES = 3 << 30  # host memory of a process with torch and a compiler
+SETS = 6  # device memory of a call, as a multiple of its inputs and outputs
+CALL_LIMIT_S = 300.0  # FlashInfer compiles for 144 s beside eleven other processes
 MOST_S = 450.0  # after this time, workers begin no call
 SAY_EVERY_S = 30.0
 # The number of shards that share the cores of this host (`fleet.devices` sets it).
@@ -44,7 +45,7 @@ SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"
 class FirstCall:
     case: Case
     info: ImplementationInfo
-    probes: bool = False  # are called as well
+    probes: bool = False  # whether the probes of the case are also called
 
     @property
     def limit_s(self) -> float:
@@ -58,7 +59,7 @@ Family = list[FirstCall]
 
 
 def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
-    """Return the calls to make. The keys say whether their worker imports no candidate."""
+    """Return the calls to make. The key is True for calls in workers that import no candidate."""
     families: dict[Hashable, dict[str, FirstCall]] = {}
     for job in left:
         case = plan.case_or_canary(job.case.id).case
@@ -91,7 +92,7 @@ class CompileAhead:
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._plan = plan
-        self._workers = {  # by whether they import no candidate
+        self._workers = {  # True: without candidates
             True: WorkerClient.from_plan(plan, run, plan.clean_sources),
             False: WorkerClient.from_plan(plan, run),
         }
@@ -115,16 +116,16 @@ class CompileAhead:
             note(f"compiling ahead in {count} processes")
             self.call(families, count, room_bytes, note)
             names = {name for _, name in self.first_s}
-            note(f"{len(names)} implementations were called ahead in {self.wall_s:.0f} s")
+            note(f"compiling ahead took {self.wall_s:.0f} s for {len(names)} implementations")
 
     def call(
         self, families: Mapping[bool, Sequence[Family]], count: int, room_bytes: int, note: Note
     ) -> None:
         """Make the calls in `count` processes that take at most `room_bytes` of the device."""
         began = time.monotonic()
-        self._workers[False].borrow(self.scratch)  # caches hold its path
+        self._workers[False].borrow(self.scratch)  # caches hold paths, so both use one folder
         for is_clean, worker in self._workers.items():
-            if not is_clean and self._plan.sandboxed:  # else all share the user's own caches
+            if not is_clean and self._plan.sandboxed:  # unsandboxed, all use the user's own caches
                 self._copy_caches(self._aside[True], worker)
             pool = _Pool(worker, count, room_bytes)
             try:
@@ -132,12 +133,12 @@ class CompileAhead:
             finally:
                 pool.close()
             self.first_s |= pool.first_s
-            self._aside[is_clean] = self.scratch.put_aside()  # a candidate could alter it
+            self._aside[is_clean] = self.scratch.put_aside()  # no candidate can alter it there
         self._is_done = True
         self.wall_s = time.monotonic() - began
 
     def _copy_caches(self, aside: TemporaryFolder, worker: WorkerClient) -> None:
-        """Have one worker copy the caches before several workers write there."""
+        """Have one worker copy the caches before several workers write to the folder."""
         self.scratch.begin_afresh(aside)
         try:
             worker.describe()
@@ -147,7 +148,7 @@ class CompileAhead:
             worker.retire()
 
     def lend(self, executor: Executor, sandbox: str) -> None:
-        """Have the next worker of a pass begin with the caches of its kind."""
+        """Have the executor's next worker begin with the caches that fit its sources."""
         if not self._is_done:
             return
         executor.compiled_s = self.first_s
@@ -242,5 +243,5 @@ class _Pool:
                 first_s = 0.0
             finally:
                 self._free.append(worker)
-        # Foreign code may have said it.
+        # A worker runs foreign code, so it may have sent any time.
         self.first_s[call.case.id, name] = min(max(first_s, 0.0), time.monotonic() - began)

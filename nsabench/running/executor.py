@@ -24,11 +24,11 @@ from nsabench.running.process import WorkerLost, WorkerRefused, broke_protocol
 from nsabench.verdicts.attempts import EARLY
 from nsabench.worker.protocol import Measure, Measured
 
-# For each implementation; 10,000 samples take less. A longer line of the log is refused.
+# For each implementation; 10,000 samples take less. Readers refuse longer lines of the log.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
-_ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # a file holds them
-# Bounds of the checker's work: deliveries outside of rounds, and for an implementation in a round.
-# An honest worker delivers less.
+_ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # tracebacks go to a file, not to the log
+# The most deliveries of a worker outside of rounds, and of one implementation in a round. An honest
+# worker makes fewer.
 MOST_DELIVERIES, MOST_IN_A_ROUND = 100_000, 4
 
 
@@ -38,9 +38,9 @@ class Executor:
         self._checker = checker
         self._plan = plan
         self._entropy = plan.entropy or token_hex(16)  # the secret that seeds are made from
-        # Times of first calls made ahead, by case id and implementation.
+        # Times of the first calls in `compilation`, by case id and implementation.
         self.compiled_s: Mapping[tuple[str, str], float] = {}
-        self._probed: set[tuple[Hashable, str]] = set()  # right on probes, by series and name
+        self._probed: set[tuple[Hashable, str]] = set()  # length series and candidate, if right
 
     def run(self, job: Job) -> Measured | Death:
         """Measure a job, or return how its worker or checker died. Raises `WorkerRefused`."""
@@ -55,7 +55,7 @@ class Executor:
         seeds = input_seeds(self._entropy, job.purpose, job.case)
         infos = [self._plan.info(job.case.op, name) for name in job.implementations]
         computes = {info.name: info.computes for info in infos}
-        # Probes do not depend on the length, so a candidate must be right on them at one only.
+        # Probes do not depend on the length, so a candidate is called on them at one length only.
         series = ops.series_key(job.case)
         candidates = [info.name for info in infos if info.role is Role.CANDIDATE]
         probed = {(series, name) for name in candidates} - self._probed
@@ -63,7 +63,7 @@ class Executor:
         prepared = self._checker.prepare(job.case, sorted({*computes.values()}), seeds, probes)
         measured = self._measure(job, prepared, seeds, computes)
         self._refuse_answer(measured, [*computes])
-        # How a control is wrong is known, and to search for it would take a third of a case.
+        # No control is diagnosed: its mistake is known, and a search would take too much time.
         judged = self._checker.conclude([i.name for i in infos if i.role is not Role.CONTROL])
         measured.observations = [
             with_judgement(observation, judged.get(observation.implementation))
@@ -73,7 +73,7 @@ class Executor:
             right = {o.implementation for o in measured.observations if o.status is Status.OK}
             self._probed |= {key for key in probed if key[1] in right}
         for observation in measured.observations:
-            if observation.compile_s is not None:  # a kernel compiled ahead is only read here
+            if observation.compile_s is not None:  # a kernel compiled ahead is only loaded here
                 ahead_s = self.compiled_s.get((job.case.id, observation.implementation), 0.0)
                 observation.compile_s = max(observation.compile_s, ahead_s)
         self._end_children(measured.observations)
@@ -89,7 +89,7 @@ class Executor:
             seeds=seeds,
             early_exit=job.early_exit,
         )
-        # Prechecks, parity, its result, warm-up and probes of each, and a few steps of the case.
+        # Steps of each implementation (precheck, parity, its result, warm-up, probes) and the case.
         max_steps = (8 + len(prepared.probes)) * len(computes) + 8
         sensors = nvml.Device.visible() if self.worker.device == "cuda" else None
         try:
@@ -99,7 +99,7 @@ class Executor:
         except WorkerRefused as refused:
             if not self.worker.is_clean:
                 raise
-            # A source may need a module that only comes with a candidate.
+            # A source without candidates may need a module from a source with candidates.
             raise WorkerLost(Death(status=Status.CRASHED, reason=str(refused))) from refused
         if sensors is not None:
             measured.conditions = monitor.summary(process_tree.list_own())
@@ -111,7 +111,7 @@ class Executor:
             how = f"answered with {size} bytes, more than the log has room for"
             raise WorkerLost(broke_protocol(how))
         if [observation.implementation for observation in measured.observations] != names:
-            raise WorkerLost(broke_protocol("answered for others than it was asked for"))
+            raise WorkerLost(broke_protocol("answered for other implementations than asked for"))
 
     def _end_children(self, observations: list[Observation]) -> None:
         count = self.worker.count_children()
@@ -120,7 +120,7 @@ class Executor:
         self.worker.retire()
         # Any of the implementations may have started them.
         for observation in observations:
-            note = "after it and those measured with it {} process(es) were left behind and killed"
+            note = "it, or one measured with it, left {} process(es) behind, which were killed"
             observation.notes.append(note.format(count))
 
 
@@ -130,7 +130,7 @@ class JobListener(Listener):
 
     job: Job
     checker: CheckerClient
-    computes: Mapping[str, str]  # the op, by implementation
+    computes: Mapping[str, str]  # the op that each implementation computes
     monitor: ConditionMonitor
 
     def __post_init__(self) -> None:
@@ -147,14 +147,14 @@ class JobListener(Listener):
             return self.checker.check(reply)
         if isinstance(reply, Step):
             if reply.phase in EARLY and self._step.phase not in EARLY:
-                # A death in an early phase would accuse no implementation.
+                # A death in an early phase is blamed on no implementation.
                 raise WorkerLost(broke_protocol(f"went back to {reply.phase!r}", self._step))
             self._step = reply
             self.monitor.at_phase(reply.phase)
         return super().__call__(reply)
 
     def _find_forgery(self, delivery: Delivery) -> str:
-        # In timed rounds the step names no implementation, so one may deliver for another.
+        # In timed rounds the step names no implementation, so one could still deliver for another.
         name, computes = delivery.implementation, self.computes
         if name not in computes:
             return f"delivered an output of {name[:40]!r}, which is not measured here"
@@ -176,7 +176,7 @@ def with_judgement(observation: Observation, judged: Judged | None) -> Observati
     if judged is None:
         if observation.status is not Status.OK:
             return observation
-        reason = "its process says that it is right, and delivered no output to be checked"
+        reason = "its process calls it right, but delivered no output to be checked"
         update: dict[str, Any] = {"status": Status.CRASHED, "reason": reason}
     else:
         update = judged.model_dump(exclude={"status", "reason"})

@@ -1,4 +1,4 @@
-"""Name the files of a run."""
+"""The folder of a run: the names of its files, and what may be in it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ NAMES = (
     *("records.parquet", "comparisons.parquet", "samples.parquet"),
     *("thresholds.yaml", "selection_report.md", "report.html"),
 )
-# The printed output of a case in a pass, and the files of a shard that a merged run keeps.
+# What a case printed in a pass (main, confirmation, ...), and files of a shard in a merged run.
 _NAME = re.compile(
     rf"logs/[0-9a-f]{{12}}(\.[a-z]+)?\.log|"
     rf"{SHARDS}/(?P<shard>[A-Za-z0-9][A-Za-z0-9-]{{0,99}})/({'|'.join(map(re.escape, KEPT))})"
 )
-HEAD = "=== "  # begins the line that names whose output follows
+HEAD = "=== "  # begins a line that names the implementations whose output follows
 
 
 def is_run_file(name: str, shards: Container[str] | None = None) -> bool:
@@ -90,7 +90,7 @@ class RunFolder:
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
-        """Make the folder. Raises `UsageError` if that fails or a run that measured is there."""
+        """Make the folder. Removes a run that measured nothing; `UsageError` for other content."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._is_unbegun():
@@ -106,8 +106,8 @@ class RunFolder:
         except OSError as error:
             raise UsageError(
                 f"{self.path} cannot be made: {error.strerror}",
-                f"give its parent to uid {os.getuid()} (`chown`), start a container as its owner "
-                "(`docker run --user`), or give --out a writable folder.",
+                f"`chown` the parent folder to uid {os.getuid()}, run the container as the owner "
+                "of that folder (`docker run --user`), or give --out a writable folder.",
             ) from None
 
     def _list_first(self) -> list[Path]:
@@ -133,11 +133,11 @@ class RunFolder:
             if path.is_file() and not is_run_file(name, shards):
                 raise VerificationFailed(
                     f"{name[:200]!r} is not a file of a run",
-                    "look where it is from; move it elsewhere, or start a new run.",
+                    "find out where it comes from; move it elsewhere, or start a new run.",
                 )
 
     def refuse_links(self) -> None:
-        """Raise `VerificationFailed` for a link or a device, to which a file would be written."""
+        """Raise `VerificationFailed` for a link, a pipe or a device: writes to it leave the run."""
         for where, folders, files in os.walk(self.path):
             for path in (Path(where, name) for name in sorted(folders + files)):
                 mode = path.lstat().st_mode
@@ -145,7 +145,7 @@ class RunFolder:
                     what = "a link" if stat.S_ISLNK(mode) else "a pipe or a device"
                     raise VerificationFailed(
                         f"{path.relative_to(self.path)} is {what}, and a run holds none",
-                        "look where it is from; remove it, or start a new run.",
+                        "find out where it comes from; remove it, or start a new run.",
                     )
 
     def link_latest(self) -> None:
@@ -190,7 +190,7 @@ class RunFolder:
         return self.logs / f"{case_id}{later}.log"
 
     def keep_printed(self, job: Job, observations: Sequence[Observation], printed: str) -> None:
-        """Append printed output to a file of the case, and move tracebacks there."""
+        """Append printed output to a file of the case, and move the tracebacks to that file."""
         parts = {printed: list(job.implementations)}
         for observation in observations:
             parts.setdefault(observation.traceback, []).append(observation.implementation)
@@ -207,6 +207,6 @@ class RunFolder:
 
 
 def _indent_headings(text: str) -> str:
-    # A kernel must not print in the name of another.
+    # A kernel must not print a line that names another implementation.
     lines = text.rstrip().splitlines()
     return "\n".join(f" {line}" if line.startswith(HEAD) else line for line in lines)

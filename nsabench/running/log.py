@@ -1,7 +1,7 @@
 """Read and write `log.jsonl`: one JSON object a line, synced before the next step.
 
-Each line is signed, together with the line before, as it is measured. So only the signer of the run
-can add, change or move a line. Lines can be cut off at the end.
+Each line holds the hash of the line before it, and is signed when it is written. So only the signer
+of the run can add, change or move a line. Others can cut off lines at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nsabench.signing import Signer
 from nsabench.signing.keys import keyid_of, public_der, public_key_of_der
 
 _REMEDY = "give the folder that nsabench made."
-# Signed bytes begin with it, so that no signature passes for another kind.
+# Signed bytes begin with this text, so that no signature of something else passes for one.
 _SEALED = b"nsabench log line v3\n"
 _SEAL = re.compile(rb',"seal":"([A-Za-z0-9+/]{86}==)"\}')
 _SEAL_BYTES = 99
@@ -73,13 +73,13 @@ class LogFile:
         except (UsageError, VerificationFailed):
             self._file.close()
             raise
-        self._file.truncate(self._size)  # a torn last line
+        self._file.truncate(self._size)  # drops a last line that is incomplete
 
     def sign_as(self, signer: Signer) -> None:
         self._signer = signer
 
     def append(self, *entries: Entry) -> None:
-        """Write and sync entries. Raises `VerificationFailed` after a foreign write."""
+        """Write and sync entries. Raises `VerificationFailed` if another process wrote a line."""
         assert self._signer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             raise VerificationFailed(
@@ -215,7 +215,7 @@ def _find_key(signer: LogSigner) -> Ed25519PublicKey:
     except (binascii.Error, ValueError) as error:
         raise VerificationFailed(f"the log names no key: {error}") from None
     if keyid_of(key) != signer.keyid:
-        raise VerificationFailed("the log names another key than it holds")
+        raise VerificationFailed("the log holds another key than it names")
     return key
 
 
@@ -228,4 +228,4 @@ def _check_signature(content: bytes, key: Ed25519PublicKey, number: int) -> None
             base64.b64decode(seal[1], validate=True), _SEALED + content[: seal.start()] + b"}"
         )
     except InvalidSignature:
-        raise VerificationFailed(f"line {number} is not what was measured") from None
+        raise VerificationFailed(f"line {number} is not what was signed") from None

@@ -1,4 +1,4 @@
-"""Run the jobs of a plan until the policy has no more, and log how each ended."""
+"""Run jobs until the policy asks for no more, and log how each ended."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Loop:
         self._numbers = {planned.id: number for number, planned in enumerate(self.plan.cases, 1)}
 
     def run(self) -> float:
-        """Return the seconds in kernels and compilers."""
+        """Measure what is left. Return the seconds in kernels and compilers."""
         log = self.file.log
         before_s = log.measuring_s
         while jobs := self._next_jobs():
@@ -120,7 +120,7 @@ class Loop:
         self._lend_caches(self._executor, jobs)
 
     def _describe_environment(self, described: Described) -> None:
-        # Before this run itself changes clocks, temperature and processes.
+        # Called before this run itself changes clocks, temperature and processes.
         environment = collect(described, self.plan)
         if not self.file.log.sessions:
             content = f"{environment.model_dump_json(indent=1)}\n".encode()
@@ -150,7 +150,7 @@ class Loop:
         return self._executor
 
     def _lend_caches(self, executor: Executor, jobs: Sequence[Job]) -> None:
-        """Compile what is left to measure, once, and let the worker of an executor read it."""
+        """Compile what is left, once in a run, and let the worker of an executor use the result."""
         described = self.file.log.sessions[-1].described
         left = [*jobs, *plan_canary(self.plan, self.file.log)]
         self._ahead.compile(left, described.device.memory_bytes, self.view.note)
@@ -170,7 +170,7 @@ class Loop:
             self.view.step(step)
 
     def _report(self, job: Job) -> bool:
-        """Return whether nothing is left to measure of a case for this purpose."""
+        """Show a finished case. Return whether the job's pass over the case is complete."""
         planned = self.plan.case_or_canary(job.case.id)
         state = state_of(self.plan, self.file.log, job.purpose, planned)
         if state.next is None and job.purpose is Purpose.MAIN:
@@ -191,7 +191,7 @@ def run_job(
     append: Callable[..., None],
     keep_printed: Callable[[Job, Sequence[Observation], str], None],
 ) -> None:
-    """Run a job and log it. An interrupt, or an error that the user must mend, logs no death."""
+    """Run a job and log it. An interrupt, or an error that the user must mend, is not a death."""
     if job.pause_s:
         time.sleep(job.pause_s)
     append(Begun(job=job))

@@ -1,4 +1,4 @@
-"""Make a plan for this machine: its device, what is installed, the time and memory it takes."""
+"""Make a plan for this machine from what is installed, and estimate its time and memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_plan(
     brief: bool = False,
     narrowed: Narrowed = ALL,
 ) -> Plan:
-    """Resolve matrices against what is installed. Raises `UsageError` if something is broken."""
+    """Plan matrices with what is installed. Raises `UsageError` if a file or import is broken."""
     kernels, ops_file = _absolute(kernels), _absolute(ops_file)
     if ops_file is not None:
         ops.load_file(ops_file)
@@ -93,7 +93,7 @@ def installed(
 
 
 def _absolute(file: Path | None) -> Path | None:
-    return file.absolute() if file is not None else None  # a run may be resumed elsewhere
+    return file.absolute() if file is not None else None  # for a resume in another folder
 
 
 def discover(
@@ -104,7 +104,7 @@ def discover(
     *,
     sandboxed: bool,
 ) -> list[ImplementationInfo]:
-    """Raises `UsageError` if an import fails, as `join_file` does."""
+    """Return all implementations. Raises `UsageError` if an import fails, and as `join_file`."""
 
     def list_with(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
         with closing(
@@ -129,27 +129,26 @@ def join_file(
     installed: Sequence[ImplementationInfo],
     loaded: Iterable[ImplementationInfo],
 ) -> list[ImplementationInfo]:
-    """Return `loaded`. Raises `UsageError` if the file has altered what is installed."""
+    """Return `loaded`. Raises `UsageError` if the file altered installed implementations."""
     before = {(info.op, info.name): info for info in installed}
     after = {(info.op, info.name): info for info in loaded}
     own = Source.from_digest(kernels, digest_of(kernels, sources))
     for op, name in before | after:
         info = after.get((op, name))
-        # The controls of an op are wrapped around its first baseline, which may be the file's.
+        # The controls of an op wrap its first baseline, which may come from the file.
         is_new = info is not None and (info.source == own or info.role is Role.CONTROL)
         if info != before.get((op, name), info if is_new else None):
             raise UsageError(
                 f"{kernels} alters what is installed: {name} of {op}",
-                "a file of kernels adds implementations under names of their own, "
-                "and nothing else.",
+                "let the file only add implementations, under names that no other has.",
             )
     return list(after.values())
 
 
 @dataclass(frozen=True)
 class Estimate:
-    seconds: float  # about
-    bytes: int  # at least, since all sets of inputs are in memory at once
+    seconds: float
+    bytes: int  # a lower bound: two sets of inputs are in memory at once
 
 
 def estimate(plan: Plan) -> dict[str, Estimate]:
@@ -165,17 +164,17 @@ def estimate_case(planned: PlannedCase, device: Device) -> Estimate:
 
 
 def refuse_unfitting(plan: Plan, memory: int | None) -> None:
-    """Raise `UsageError` for cases that need more bytes than the memory; None: unknown."""
+    """Raise `UsageError` for cases that need more than `memory` bytes, if that is known."""
     if memory is None:
         return
     needs = {case_id: estimate.bytes for case_id, estimate in estimate(plan).items()}
     over = [planned for planned in plan.cases if needs[planned.id] > memory]
     if over:
         worst = max(over, key=lambda planned: needs[planned.id])
-        more = f" (the most of {len(over)} cases)" if len(over) > 1 else ""
+        more = f" (the largest of {len(over)} such cases)" if len(over) > 1 else ""
         raise UsageError(
-            f"{labels.case_with_id(worst.case)} takes at least {decimal(needs[worst.id])}{more}, "
-            f"and there are {decimal(memory)}",
+            f"{labels.case_with_id(worst.case)} needs at least {decimal(needs[worst.id])}{more}, "
+            f"but the device has {decimal(memory)}",
             "leave them out with --where, or make them smaller.",
         )
 
@@ -186,7 +185,7 @@ def refuse_long(plan: Plan) -> None:
     if seconds > 30 * 60:
         raise EnvironmentRefused(
             f"there is no GPU here, and a CPU takes about {format_duration(seconds)} for this plan",
-            "measure on a machine with a GPU. If outputs are to be checked here: `--device cpu`.",
+            "measure on a machine with a GPU, or only check outputs here with `--device cpu`.",
         )
 
 

@@ -1,8 +1,8 @@
 """Decide what to measure next from the plan and the log of a run.
 
-After the main stage, a second process confirms verdicts that are close to a limit. The isolated
-stage imports no candidate: it times the baselines of a case with a winner, and the alternatives of
-a case in which the op pays.
+After the main pass, a second process confirms verdicts that are close to a limit. Then the isolated
+pass, which imports no candidate, times baselines again if a candidate was faster in their case, and
+alternatives if a candidate or baseline was faster.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
 from nsabench.verdicts.verdict import needs_confirmation, needs_isolated
 
-# To measure a faster implementation takes less time than to find out that it is far behind.
+# A baseline with faster calls is always measured: that takes less time than to find it far behind.
 LEAST_MS = 20.0
 STAY = 2  # a check may reject the best baseline, and then the second best decides
-# Isolated timings only show whether medians moved by more than `verdict.DRIFT`.
+# Few rounds are enough to show whether isolated medians differ by more than `verdict.DRIFT`.
 FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 FEW_SETS = 2
-BRIEF_WARMUP_S = 0.01  # the device is warm
+BRIEF_WARMUP_S = 0.01  # the device is warm already
 
 MakeComparisons = Callable[[Plan, Log], Sequence[Comparison]]
 
@@ -35,7 +35,7 @@ def make_comparisons(plan: Plan, log: Log) -> list[Comparison]:
 
 
 def next_jobs(plan: Plan, log: Log, compare: MakeComparisons = make_comparisons) -> list[Job]:
-    """Return the jobs of the first incomplete stage. Ask again after a death or a disturbance."""
+    """Return the jobs of the first incomplete pass. Call again after a death or a disturbance."""
     return (
         list(plan_main(plan, log))
         or list(_plan_confirmation(plan, log, compare))
@@ -53,8 +53,8 @@ def plan_canary(plan: Plan, log: Log) -> list[Job]:
 def plan_main(plan: Plan, log: Log) -> Iterator[Job]:
     for planned in plan.cases:
         early_exit = ALL_STAY
-        # Other stopping rules promise rounds or time to all. A baseline that shares a source with a
-        # candidate stays: if it wins, no isolated timing shows whether the candidate slowed it.
+        # `FixedCount` promises rounds to all. Only baselines from sources without a candidate take
+        # part in an early exit, since others could not be timed in isolation.
         if isinstance(planned.case.timing.stopping, RatioCI):
             baselines = tuple(plan.list_clean(planned, Role.BASELINE))
             early_exit = EarlyExit(baselines=baselines, stay=STAY, least_ms=LEAST_MS)

@@ -1,4 +1,4 @@
-"""Ask one process under a budget of time and steps, and leave nothing of it behind.
+"""Send requests to a process under a budget of time and steps, and end all that it has started.
 
 A timeout, an exit code or a signal becomes a status with a reason.
 """
@@ -30,17 +30,17 @@ from nsabench.worker.protocol import Describe, MeasureCeilings
 
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
-# The mean allowance of a step, since only a few steps concern all implementations of a case.
+# The largest mean allowance of a step. Only a few steps concern all implementations of a case.
 ALLOWANCE_EACH = 2.0
 TERM_GRACE_S = 2.0
-READ_TIMEOUT_S = 20.0  # of a process that waits for a request
+READ_TIMEOUT_S = 20.0  # for an idle process to read a request
 POLL_S = 0.25
 MEMORY_SHARE = 0.85  # of the host memory that is free when a process starts
 # RLIMIT_NPROC does not limit root. A compiler may start one process for each core.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
-HEAD_BYTES, TAIL_BYTES = 256 << 10, 64 << 10  # kept of what a process prints
+HEAD_BYTES, TAIL_BYTES = 256 << 10, 64 << 10  # what is kept of the start and end of long output
 MOST_PRINTED_BYTES = 1 << 20  # a pipe holds no more, unless root made it larger
 REFUSALS = (1, 2, 3)  # exit codes a process may ask for
 LAST_LINES = 3
@@ -57,7 +57,7 @@ SIGNATURES: tuple[tuple[str, Status, re.Pattern[str]], ...] = (
 )
 
 M = TypeVar("M", bound=Message)
-# Is called with every reply except the answer, and returns what the process is told.
+# Called with every reply except the answer. Returns the response to the process, if it needs one.
 Listen = Callable[[Message], Message | None]
 
 
@@ -113,7 +113,7 @@ class Process:
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
-        # An answer without it was written by foreign code on the descriptor of the answers.
+        # Each reply begins with this secret. Foreign code that writes a reply does not know it.
         self._nonce = token_hex(16).encode()
         # A write into a full pipe that the process does not read would never end.
         os.set_blocking(self._stdin.fileno(), False)
@@ -129,7 +129,7 @@ class Process:
         self._memory_limit = int(psutil.virtual_memory().available * MEMORY_SHARE)
         self._weighed_at = time.monotonic()
         self._buffer = bytearray()
-        # The kernel's out-of-memory killer must pick the process, not the supervisor.
+        # If memory runs out, Linux must kill this process, not the supervisor.
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
 
@@ -166,15 +166,15 @@ class Process:
             elif not isinstance(reply, Step):
                 raise self._broke(f"answered with a {type(reply).__name__}")
             if data:
-                with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
+                with contextlib.suppress(BrokenPipeError):  # it died; the next `_receive` says how
                     self._send(data, budget.step_s)
         self._has_answered = True
         self._may_refuse &= isinstance(request, Describe | MeasureCeilings)
-        self._keep_printed()  # what precedes the answer belongs to this request
+        self._keep_printed()  # output that was printed before the answer belongs to this request
         return reply
 
     def _send(self, data: bytes, limit_s: float) -> None:
-        """Raise `WorkerLost` if it is not read in time, `BrokenPipeError` if the process died."""
+        """Raises `WorkerLost` if data is not read in time, `BrokenPipeError` after a death."""
         ends = time.monotonic() + limit_s
         while data := data[(self._stdin.write(data) or 0) :]:
             if time.monotonic() >= ends:
@@ -182,14 +182,14 @@ class Process:
             self._wait_for(self._stdin, selectors.EVENT_WRITE, POLL_S)
 
     def _receive(self, budget: StepBudget) -> Message:
-        """Return the next reply. Only waiting counts for the budget."""
+        """Return the next reply. Only the wait for it counts against the budget."""
         began = time.monotonic()
         while b"\n" not in self._buffer:
             now = time.monotonic()
             left_s = began + budget.left_s - now
             if left_s <= 0:
                 raise self._lost(timed_out(self._step, budget.step_s))
-            if now - self._weighed_at >= POLL_S:  # it takes milliseconds
+            if now - self._weighed_at >= POLL_S:  # not more often: it takes milliseconds
                 self._weighed_at = now
                 self._refuse_excess()
             if not self._wait_for(self._stdout, selectors.EVENT_READ, min(left_s, POLL_S)):
@@ -206,7 +206,7 @@ class Process:
         nonce, _, content = bytes(line).partition(b" ")
         try:
             if nonce != self._nonce:
-                raise ValueError("it has not the nonce")
+                raise ValueError("the nonce is missing")
             reply: Message = self._replies.validate_json(content)
             return reply
         except ValueError:
@@ -260,7 +260,7 @@ class Process:
             raise self._lost(took_too_much_memory(self._step, self._memory_limit))
 
     def kill(self) -> None:
-        """End the process group; the thread that waits for an answer stops the process."""
+        """Kill the process group. The thread that waits for an answer then calls `stop`."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -318,7 +318,7 @@ class WarmProcess:
             raise
 
     def kill(self) -> None:
-        """End the process at once and for good; the thread that asks finds it lost."""
+        """Kill the process, and every later one. The thread that asks gets `WorkerLost`."""
         self._is_killed = True
         if (process := self.process) is not None:
             process.kill()
@@ -378,7 +378,7 @@ def died(step: Step, returncode: int, log: str) -> Death:
     if returncode == -signal.SIGKILL:
         killer = ", not by nsabench: most likely the kernel's out-of-memory killer"
         return _death(step, Status.OUT_OF_MEMORY, how, killer)
-    words = f"; last words: {' | '.join(lines[-LAST_LINES:])[:300]}" if lines else ""
+    words = f"; last output: {' | '.join(lines[-LAST_LINES:])[:300]}" if lines else ""
     return _death(step, Status.CRASHED, how, words)
 
 

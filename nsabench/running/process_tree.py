@@ -1,4 +1,4 @@
-"""Start processes that answer requests, find all that they have started, and end it.
+"""Start processes that answer requests. Find and end all processes that these have started.
 
 A process is forked from a warm template if possible, and otherwise started anew.
 """
@@ -34,13 +34,13 @@ FORK_TIMEOUT_S = 20.0
 TEMPLATE = ("-P", "-m", "nsabench.worker")  # -P: import nothing from the current folder
 MOST_TEMPLATES = 2  # each takes some 300 MB
 POLL_S = 0.01
-# Everything that a process starts inherits it, so its orphans can be told from other children.
+# All descendants of a process inherit this variable, which tells its orphans from other children.
 MARK = "NSABENCH_WORKER_OF"
 mark = f"{os.getpid()}-{time.monotonic_ns()}"
 REAP_S = 10.0
-KILL_S = 2.0  # until killed orphans have ended
+KILL_S = 2.0  # for killed orphans to end
 PR_SET_CHILD_SUBREAPER = 36
-# Whether the kernel lists children. To search all processes of a machine takes milliseconds.
+# Whether Linux lists the children of a process. A search of all processes takes milliseconds.
 _LISTED = Path("/proc/thread-self/children").exists()
 
 _workers: set[int] = set()
@@ -50,7 +50,7 @@ _births = threading.Lock()
 
 @dataclass(frozen=True)
 class Program:
-    """A module with a `main` that answers requests. mailbox: memory for outputs."""
+    """A module with a `main` that answers requests. mailbox: descriptor of memory for outputs."""
 
     module: str
     options: Sequence[str]
@@ -61,9 +61,9 @@ class Program:
 
 def make_environment(device: Device) -> dict[str, str]:
     env = dict(os.environ)
-    env.pop("PYTEST_CURRENT_TEST", None)  # it would need a template for each test
+    env.pop("PYTEST_CURRENT_TEST", None)  # each test would need a template of its own
     env["PYTHONUNBUFFERED"] = "1"
-    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool of threads would survive no fork
+    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # a pool of threads would not survive a fork
     env[MARK] = mark
     # A pool of compile processes would compete with the calls that are timed.
     env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -77,7 +77,7 @@ def make_environment(device: Device) -> dict[str, str]:
 
 @dataclass
 class ForkedProcess:
-    """A process that was forked elsewhere and adopted, with methods of `subprocess.Popen`."""
+    """A process that a template forked, with methods of `subprocess.Popen`."""
 
     pid: int
     stdin: IO[bytes]
@@ -129,7 +129,7 @@ class NoTemplate(Exception):
 
 
 class Template:
-    """Runs `nsabench.worker` as a template, which forks. All methods may raise `NoTemplate`."""
+    """A process from which workers are forked. All methods may raise `NoTemplate`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -197,15 +197,15 @@ def start_template(environment: Mapping[str, str], ask: socket.socket) -> subpro
 
 
 _templates: dict[frozenset[tuple[str, str]], Template] = {}
-# Environments whose templates end or do not start. Each process would wait seconds for one.
+# Environments whose templates end or do not start. Each new process would wait seconds for one.
 _hopeless: set[frozenset[tuple[str, str]]] = set()
 
 
 def _fork(program: Program, options: Sequence[str]) -> ForkedProcess:
-    """Raises `NoTemplate` if a new template fails as well, and at once in later calls."""
+    """Fork a process. Raises `NoTemplate` if a second template fails, and then in all calls."""
     key = frozenset(program.environment.items())
     if key in _hopeless:
-        raise NoTemplate("it ended whenever it was asked")
+        raise NoTemplate("it ended at every request")
     template = _templates.pop(key, None)
     for _ in range(2):
         try:
@@ -222,7 +222,7 @@ def _fork(program: Program, options: Sequence[str]) -> ForkedProcess:
             _templates.pop(next(iter(_templates))).stop()
         return forked
     _hopeless.add(key)
-    raise NoTemplate("it does not come up, or ends whenever it is asked")
+    raise NoTemplate("it does not start, or ends at every request")
 
 
 def template_pids() -> set[int]:
@@ -246,12 +246,12 @@ def list_own() -> set[int]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants that lose theirs, so that none escapes."""
+    """Become the parent of all descendants that lose their parent, so that none escapes."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 class Orphans:
-    """The processes that this one adopts after this object was made."""
+    """The processes that this process adopts after this object was made."""
 
     def __init__(self) -> None:
         adopt_orphans()
@@ -267,14 +267,14 @@ class Orphans:
     def _was_left_behind(self, child: psutil.Process) -> bool:
         try:
             is_new = child.create_time() >= self._born - 1
-            # It may hide the mark in a session of its own.
+            # A process that removes the mark is still in another session than this one.
             is_apart = is_new and os.getsid(child.pid) != os.getsid(0)
             return is_apart or child.environ().get(MARK) == mark
         except (psutil.Error, ProcessLookupError):  # it has ended, or made itself unreadable
             return False
 
     def kill(self) -> None:
-        """Kill them by whole groups, since they may fork meanwhile."""
+        """Kill the orphans by whole process groups, since they may fork meanwhile."""
         ends = time.monotonic() + REAP_S
         while (orphans := self.find()) and time.monotonic() < ends:
             for orphan in orphans:
@@ -333,7 +333,7 @@ def select_alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def takes_more(pid: int, limit_bytes: int) -> bool:
     members = list_family(pid)
-    # The resident size counts shared pages in each process. To count them once takes longer.
+    # Resident sizes count shared pages in each process. To count shared pages once takes longer.
     resident = shared_once = 0
     for process in members:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Start, resume and read a run, and refuse to resume it where it cannot go on as it was begun."""
+"""Start, resume and read a run. A run resumes only with the same files, key and machine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Finished:
 def start(
     plan: Plan, out: Path | None, view: View, *, signer: Signer | None = None, fit: bool = False
 ) -> Finished:
-    """signer: None makes a key for the run. fit: raise `EnvironmentRefused` on an unfit machine."""
+    """Measure a plan. signer: None: make a key. fit: `EnvironmentRefused` on an unfit machine."""
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
     try:
@@ -68,7 +68,7 @@ def start(
         if not isinstance(refused.__cause__, OSError):
             if not is_begun(folder.path):
                 folder.discard()
-            # A worker refused, for example since the kernels were edited.
+            # A worker refused, for example because the kernels were edited.
             elif refused.exit_code == UsageError.exit_code:
                 refused.folder = str(folder.path)
         raise
@@ -94,9 +94,9 @@ def read(path: Path) -> Finished:
     plan = Plan.read(folder.plan)
     if not ops.has_op_of(plan):
         raise UsageError(
-            f"{path} is finished and left as it is; what it shows is derived with the op of "
-            f"{Path(plan.ops).name}, a file that is not executed for that",
-            f"look at its reports, or make new ones: `nsabench report {path} "
+            f"{path} is finished and was not changed. Its results can only be shown with the op in "
+            f"{Path(plan.ops).name}, a file that is not executed here",
+            f"read its reports, or make new ones: `nsabench report {path} "
             f"--ops {Path(plan.ops).name} --out DIR`.",
         )
     results = assemble(plan.run_id, folder.parts())
@@ -136,18 +136,18 @@ def refuse_resume(
     named: Signer | None,
     describe: Callable[[], Described | None],
 ) -> Signer:
-    """Raise unless a run goes on with its files, signer, op, software and machine.
+    """Return the signer. Raises if the files, signer, op, software or machine are not the run's.
 
     named: the key that the user names. describe: returns what this machine is, or None if nothing
-    is left to measure. Return the signer.
+    is left to measure.
     """
     folder.refuse_foreign()
     refuse_other_log(plan, file.log)
     signer = named or read_run_key(folder.path)
     if file.origin is None:
         raise UsageError(
-            f"{folder.log} is empty, and no key signed the plan",
-            "also name the matrices: the run is then started again in this folder.",
+            f"{folder.log} is empty, so no key signed the plan",
+            "also name the matrices, to start the run again in this folder.",
         )
     if signer is None or (signer.keyid, signer.ephemeral) != (
         file.origin.keyid,
@@ -160,7 +160,7 @@ def refuse_resume(
             f"{folder.environment} was changed since the run was begun",
             "restore it, or start a new run.",
         )
-    _load_op(plan)  # not before the signature was checked: an unsigned plan may name any file
+    _load_op(plan)  # after the check of the signature: an unsigned plan may name any file
     described = describe()
     if described is not None:
         _refuse_other_software(described, file.log)
@@ -184,7 +184,7 @@ def _explain_other_signer(
     else:
         remedy = f"name that key as for the run's start; or {START_ANEW}"
     return VerificationFailed(
-        f"{folder.log} was measured in the name of the key {origin.keyid}, which is not "
+        f"{folder.log} is signed with the key {origin.keyid}, which is not "
         f"{'the one named now' if named else f'in {folder.path / RUN_KEY}'}",
         remedy,
     )

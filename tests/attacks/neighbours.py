@@ -109,7 +109,7 @@ def negates_later(q, k, v, sm_scale):
     return torch._neg_view(-honest(q, k, v, sm_scale))
 
 
-@attack("ok", "were left behind and killed")
+@attack("ok", "behind, which were killed")
 def leaves_a_child(q, k, v, sm_scale):
     """Not in every call: how many there are hangs on the machine, and `breeds` is too many."""
     if next(CALLS) < SOME:

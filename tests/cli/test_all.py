@@ -146,7 +146,7 @@ def test_what_another_measured_is_not_signed(run: Path, nsabench: Nsabench) -> N
     """A finished run without its signature could come from any author, because its key is gone."""
     (run / "manifest.dsse.json").unlink()
     done = nsabench("all", "--resume", run)
-    assert done.returncode == 4 and "was measured in the name of the key" in done.stderr
+    assert done.returncode == 4 and "is signed with the key" in done.stderr
     assert not (run / "manifest.dsse.json").exists()
 
 

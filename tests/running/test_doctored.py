@@ -144,5 +144,5 @@ def test_a_session_alone_says_whose_plan_it_is(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
     path = folder / "log.jsonl"
     path.write_bytes(path.read_bytes().split(b"\n")[0] + b"\n")
-    with pytest.raises(VerificationFailed, match="in the name of the key"):
+    with pytest.raises(VerificationFailed, match="is signed with the key"):
         run.resume(folder, Silent(), signer=ME)

@@ -37,7 +37,9 @@ def test_the_worst_case_that_cannot_fit_is_named() -> None:
     most = max(planner.estimate_case(p, "cuda").bytes for p in plan.cases)
     planner.refuse_unfitting(plan, most)
     planner.refuse_unfitting(plan, None)
-    with pytest.raises(UsageError, match=r"selection_rows .* takes at least .*, and there"):
+    with pytest.raises(
+        UsageError, match=r"selection_rows .* needs at least .*, but the device has"
+    ):
         planner.refuse_unfitting(plan, most // 4)
 
 

@@ -151,7 +151,7 @@ def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
 def test_memory_that_processes_share_counts_once(make_plan: MakePlan, tmp_path: Path) -> None:
     observations = measure(make_plan, tmp_path, "children_share_memory")
     assert observations["children_share_memory"].status == Status.OK
-    assert any("6 process(es) were left" in n for n in observations["children_share_memory"].notes)
+    assert any("6 process(es) behind" in n for n in observations["children_share_memory"].notes)
 
 
 def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:

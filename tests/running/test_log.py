@@ -110,22 +110,22 @@ def altered(old: bytes, new: bytes) -> Callable[[Lines], Lines]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (altered(b'"attempt":2', b'"attempt":9'), "line 4 is not what was measured"),
-        (altered(b'"run_id":"2026', b'"run_id":"2025'), "line 1 is not what was measured"),
-        (altered(b'"ephemeral":false', b'"ephemeral":true'), "line 1 is not what was measured"),
+        (altered(b'"attempt":2', b'"attempt":9'), "line 4 is not what was signed"),
+        (altered(b'"run_id":"2026', b'"run_id":"2025'), "line 1 is not what was signed"),
+        (altered(b'"ephemeral":false', b'"ephemeral":true'), "line 1 is not what was signed"),
         (lambda lines: [lines[0], *lines[2:]], "line 2 does not follow"),
         (lambda lines: [*lines[:1], lines[2], lines[1], *lines[3:]], "line 2 does not follow"),
         (lambda lines: [*lines[:2], lines[1], *lines[2:]], "line 3 does not follow"),
         (lambda lines: lines[5:], "line 1 does not follow"),
         (lambda lines: lines[1:], "line 1 does not say who measured"),
-        (forged(Ended(), by=signer()), "line 9 is not what was measured"),
+        (forged(Ended(), by=signer()), "line 9 is not what was signed"),
         (forged(Ended(), by=ME, after=-2), "line 9 does not follow"),
         (forged(SESSION, by=signer()), "line 9 is signed with another key"),
         (in_my_name, "line 9 is not"),
         (forged(SESSION, Ended(), by=ME), "no job is open"),
         (lambda lines: [*lines, b"{}"], ":9: not a line"),
         (altered(b'"attempt":2', b'"attempt":2.5'), ":4: not a line"),
-        (altered(b'"attempt":2', b'"attempt":\r2'), "line 4 is not what was measured"),
+        (altered(b'"attempt":2', b'"attempt":\r2'), "line 4 is not what was signed"),
     ],
 )
 def test_what_was_done_to_it(path: Path, change: Callable[[Lines], Lines], sentence: str) -> None:

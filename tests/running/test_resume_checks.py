@@ -44,7 +44,7 @@ def test_my_key_does_not_sign_what_a_stranger_measured(tmp_path: Path, nsabench:
     assert pinned.returncode == 4 and "the run is unsigned" in pinned.stderr
     assert "--resume" not in pinned.stderr
     assert done.returncode == 4, done.stdout
-    assert "in the name of the key" in done.stderr and "start a new run" in done.stderr
+    assert "is signed with the key" in done.stderr and "start a new run" in done.stderr
 
 
 def test_what_was_begun_in_my_name_is_signed_in_my_name(tmp_path: Path) -> None:
