@@ -1,1 +1,1 @@
-"""The worker process: the only place that imports torch and foreign code."""
+"""The worker process: the only place that imports implementations, which are foreign code."""

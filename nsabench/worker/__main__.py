@@ -1,14 +1,14 @@
 """The worker process, and the template that it is forked from.
 
 A worker reads requests on stdin and answers on the former stdout. The template has imported what
-every worker needs, nothing foreign: to import torch takes seconds, to fork 0.05 s. It has one
-thread and no CUDA context, since neither survives a fork. The supervisor adopts its grandchildren.
+every worker needs, but no foreign code: importing torch takes seconds, a fork 0.05 s. A fork loses
+other threads and a CUDA context, so the template has neither. The supervisor adopts the workers.
 """
 
 from __future__ import annotations
 
 import argparse
-import array  # noqa: F401 - recv_fds imports it when it is first used
+import array  # noqa: F401 - the first call of recv_fds would import it
 import gc
 import importlib
 import json
@@ -46,7 +46,7 @@ ADOPTION_S = 10.0
 def main() -> None:
     parser = argparse.ArgumentParser(prog="nsabench.worker")
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--socket", type=int, help="of a template, which gets its requests there")
+    parser.add_argument("--socket", type=int, help="socket on which a template gets its requests")
     parser.add_argument("--device", choices=["cuda", "cpu"])
     parser.add_argument("--kernels", type=Path)
     parser.add_argument("--ops", type=Path)
@@ -100,12 +100,12 @@ def run_template(parent: int, descriptor: int) -> None:
     """Fork workers and checkers on request. descriptor: of the socket to the supervisor."""
     die_with(parent)
     import_all()
-    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # its workers measure on the CPU
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # the workers will measure on the CPU
         timer.flush()
     if sum(1 for _ in Path("/proc/self/task").iterdir()) != 1:
         raise SystemExit("a library has started threads, which do not survive a fork")
     gc.collect()
-    gc.freeze()  # pages of what is imported stay shared with every worker
+    gc.freeze()  # keeps the memory of imported modules shared with the workers
     with socket.socket(fileno=descriptor) as supervisor:
         supervisor.send(b"{}")
         worker = _fork_workers(supervisor, parent)
@@ -125,7 +125,7 @@ def import_all() -> None:
 
 
 def _fork_workers(supervisor: socket.socket, parent: int) -> tuple[str, list[str]] | None:
-    """Fork workers until the supervisor hangs up. In a worker, return what it has to run."""
+    """Fork workers until the supervisor closes the socket. In a worker, return what to run."""
     while True:
         message, streams, _, _ = socket.recv_fds(supervisor, MAX_REQUEST_BYTES, STREAMS + 1)
         if not message:

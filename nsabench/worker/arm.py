@@ -1,4 +1,4 @@
-"""Check, then time one implementation on one case, inside the worker."""
+"""Check and time an arm, that is, one implementation on one case, inside the worker."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ _current_stream, _Event = torch.cuda.current_stream, getattr(torch._C, "_CudaEve
 
 Call = Callable[[], CallResult]
 
-SPOT_CHECKS = 0.08  # Share of timed calls whose output is compared with the oracle.
+SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 # The first bursts are always checked. After one check, a control that returns memory before it is
 # written was missed in 6 of 800 cases on a CPU; after two, in none.
 SURE_CHECKS = 2
-BURST_CHECKS = 0.2  # Share of the later bursts that are checked.
-LAST_OF_A_BURST = 0.5  # Share of the later bursts whose last call is the checked one.
-ORDERED_CHECKS = 0.03  # Share of timed calls that follow an ordered call.
-# A spin holds the device for about 1 ms while an ordered call is queued, and for at most 16 ms if
-# the host takes longer. A call that waits for the device outlasts every spin.
+BURST_CHECKS = 0.2  # share of the later bursts that are checked
+LAST_OF_A_BURST = 0.5  # share of the later bursts whose last call is the checked one
+ORDERED_CHECKS = 0.03  # share of timed calls before which `StreamOrder` checks a call
+# A spin kernel holds the stream for about 1 ms while `StreamOrder` queues a call, and for at most
+# 16 ms if the host takes longer. A call that waits for the device outlasts every spin.
 ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 
 
 @dataclass(eq=False)
 class StreamOrder:
-    """Checks that the work of a call is in the order of a stream.
+    """Checks that the work of a call runs in the order of its stream.
 
-    While a spin holds the stream, the data is exchanged with another set's, the call is queued, and
-    its output is copied. Work on another stream sees the old data, or is too late.
+    Behind a spin it queues an exchange of the inputs with another set's, the call, and a copy of
+    its output. Work on another stream reads the old inputs, or writes after the copy.
     """
 
     caller: Caller
     outputs: Outputs
 
     def __post_init__(self) -> None:
-        self.awaits_device = False  # a call ends only when the device is done
+        self.awaits_device = False  # whether a call outlasts every spin
         self._spin_cycles = ORDER_SPIN_CYCLES
 
     def check(self, stream: torch.cuda.Stream | None = None) -> None:
         """Check a call on a stream; None is the default stream. Raises `Failure`."""
         where = "called on another stream than the default one and " if stream else ""
         while not self._queued_in_order(stream, where + "read in stream order, "):
-            # The spin ended before the host had queued the call, which shows nothing.
+            # The spin ended before the call was queued, so nothing is known about the order.
             if self._spin_cycles >= MOST_ORDER_SPIN_CYCLES:
                 self._spin_cycles, self.awaits_device = ORDER_SPIN_CYCLES, True
                 return
@@ -96,7 +96,7 @@ class StreamOrder:
 
 @dataclass(eq=False)
 class CaseArm:
-    """Checks one implementation, and times its calls and bursts; some of them are checked."""
+    """Checks an implementation, and times its calls and bursts. Some of these are also checked."""
 
     item: Implementation
     case: Case
@@ -114,22 +114,22 @@ class CaseArm:
         self.config = ""
         self.peak_mem_bytes: int | None = None
         self._is_watched = False
-        self._was_called = True  # the last call that was made ready
-        self._sets_checked: list[int] = []  # one for each checked burst
+        self._was_called = True  # whether the last prepared call was made
+        self._sets_checked: list[int] = []  # the set of each checked burst
 
     @property
     def called_s(self) -> float:
         return self.caller.called_s
 
     def first_call(self) -> float:
-        """Return its time in ms, with its compilation."""
+        """Make and check a call. Return its time in ms, with compilation."""
         start = now_s()
         self._checked_call(0)
         self.compile_s = now_s() - start
         return self.compile_s * 1e3
 
     def check(self) -> None:
-        """Check a first call, one on other data at the same addresses, and ordered calls."""
+        """Check a first call, a call on other data at the same addresses, and the stream order."""
         if self.compile_s is None:
             self.first_call()
         self.sets.swap(0, self.rng)
@@ -146,7 +146,7 @@ class CaseArm:
     def _checked_call(self, index: int) -> None:
         self.sets.repair_and_flag()
         if self.case.direction.differentiates:
-            self.caller.poison(index)  # its forward writes as well
+            self.caller.poison(index)  # the untimed forward also allocates results
         call = self.caller.guarded(partial(self._prepare_next, index))
         self.caller.poison(index)
         if self.device == "cuda":
@@ -168,7 +168,7 @@ class CaseArm:
         return self.caller.prepare(index)
 
     def _prepare_guarded(self, index: int) -> Ready:
-        # The forward of a backward is foreign code as well.
+        # The untimed forward before a backward is foreign code.
         if self.case.direction.differentiates:
             return self.caller.guarded(partial(self._prepare_next, index))
         return self._prepare_next(index)
@@ -177,7 +177,7 @@ class CaseArm:
         index = round_ % len(self.sets)
         if self.rng.random() < ORDERED_CHECKS:
             self.order.check()
-        # If a watched call is repeated, the new call is watched as well.
+        # If the timer repeats a watched call, the new call is also watched.
         watched = self._is_watched and not self._was_called
         watched = watched or round_ == 1 or self.sets.is_written_to
         self._is_watched, self._was_called = watched or self.rng.random() < SPOT_CHECKS, False
@@ -204,10 +204,10 @@ class CaseArm:
     def burst(self, timer: Timer, count: int) -> float:
         """Return the time in ms of one of `count` calls back to back. Raises `Failure`."""
         self.sets.repair_and_flag()
-        # The sure checks use different sets: the second burst could do what the first put off.
+        # The sure checks use two sets: a burst could do work that the burst before it put off.
         is_sure = len(self._sets_checked) < SURE_CHECKS
         checks = is_sure or self.rng.random() < BURST_CHECKS
-        # No later call does the work that the last one puts off.
+        # Check the last call often: no later call does work that this one puts off.
         last = is_sure or self.rng.random() < LAST_OF_A_BURST
         kept = count - 1 if last else self.rng.randrange(count)
         alone = self.rng.randrange(len(self.sets))
@@ -232,13 +232,13 @@ class CaseArm:
 
     def finish_samples(self) -> None:
         if self.item.role is Role.CANDIDATE:
-            self.order.awaits_device = False  # it may have waited only at first
+            self.order.awaits_device = False  # perhaps only its first calls waited
         self.order.check()
 
 
 def rotate_sets(count: int, sets: int, kept: int, alone: int) -> list[int]:
     """Return the set of each of `count` calls. Only call `kept` is on the set `alone`."""
-    # Else unwritten memory could hold what another call left for the same inputs.
+    # Otherwise memory that call `kept` never writes could hold right results of another call.
     others = [index for index in range(sets) if index != alone]
     return [alone if i == kept else others[i % len(others)] for i in range(count)]
 

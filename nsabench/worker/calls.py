@@ -4,8 +4,8 @@ A call has an untimed part, then the timed part. For a step, the implementation 
 timed, and for a backward only `torch.autograd.grad`. The gradient of the output is new in each
 call, so a backward knows only what its forward saved.
 
-A delivered output is overwritten with a mark. So no right output stays in this process, where
-another implementation could find it, and a later write to it is seen.
+A delivered output is overwritten with a mark. So this process holds no right output for another
+implementation to find, and a later write to the output is noticed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ T = TypeVar("T")
 # Delivers results in the op's order, and returns whether the checker finds them right.
 Deliver = Callable[[Delivery, InputSets, Sequence[Tensor]], bool]
 
-REJECTED = "its output is wrong"  # the supervisor adds the reason of the checker
+REJECTED = "its output is wrong"  # the supervisor replaces it by the checker's reason
 MARK = 0x5A5A
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """grad_out: what a backward was given, `factor` times the gradient of the set."""
+    """grad_out: the gradient that a backward was given, `factor` times the gradient of the set."""
 
     index: int
     values: dict[str, Any]
@@ -56,7 +56,7 @@ class CallResult:
 @dataclass(frozen=True)
 class Ready:
     run: Callable[[], Any]  # the call as a user's code makes it
-    answer: Callable[[Any], CallResult]  # takes what `run` returned
+    answer: Callable[[Any], CallResult]  # makes a result from what `run` returned
 
     def __call__(self) -> CallResult:
         return self.answer(self.run())
@@ -105,7 +105,7 @@ def prepare_call(
 
 def refuse_without_backward(out: Any) -> None:
     if not isinstance(out, Tensor) or not out.requires_grad:
-        raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
+        raise Failure(Status.UNSUPPORTED, "its output has no grad_fn, so it has no backward")
 
 
 @dataclass(eq=False)
@@ -121,7 +121,7 @@ class Caller:
     def __post_init__(self) -> None:
         self.called_s = 0.0  # time of guarded calls, compilation included
         self.was_right = False
-        self.changed: dict[str, str] = {}  # harmless settings that were set back, in words
+        self.changed: dict[str, str] = {}  # descriptions of harmless settings that were set back
         self.graphs: list[tuple[torch.cuda.CUDAGraph, CallResult]] = []
         self._settings = guard.settings()  # before any of its code runs
 
@@ -142,7 +142,7 @@ class Caller:
         except Failure as failure:
             if failure.status is not Status.CRASHED:
                 raise
-            # Its call worked before, so it does what a graph cannot hold, such as to wait.
+            # The call worked before, so it does something that a graph cannot hold, such as a wait.
             reason = f"its call cannot be captured in a CUDA graph: {failure.reason}"
             raise Failure(Status.UNSUPPORTED, reason) from failure
 
@@ -168,7 +168,7 @@ class Caller:
                 poison(self.sets.form, self.device, calls)
 
     def guarded(self, call: Callable[[], T]) -> T:
-        """Raise `Failure`, or `DeviceLost` if the device is lost."""
+        """Make a call and wait for the device. Raises `Failure` or `DeviceLost`."""
         start = now_s()
         try:
             result = guard.guarded(call, self.device, self.item.name)
@@ -218,7 +218,7 @@ def use_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
 
 @dataclass
 class Outputs:
-    """Delivers the outputs of one implementation, then watches them for a while."""
+    """Delivers the outputs of an implementation, and finds out if later calls overwrite them."""
 
     item: Implementation
     sets: InputSets
@@ -242,7 +242,7 @@ class Outputs:
         self._previous = None if before is None else self.sets.ids[before]
 
     def check(self, result: CallResult, when: str) -> None:
-        """Raise `Failure` for the first error. when: names the call in a reason."""
+        """Check a result. Raises `Failure` for the first error. when: says which call this was."""
         # All sets, since a call may write past its own inputs.
         changed = self.sets.find_change()
         if changed:
@@ -272,7 +272,7 @@ class Outputs:
             raise Failure(Status.WRONG, REJECTED)
 
     def keep(self, result: CallResult) -> None:
-        """Mark and keep results. Raises `Failure` if the ones kept before have lost their mark."""
+        """Mark and keep results. Raises `Failure` if those kept before have lost their mark."""
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(tensor) for tensor in result.results.values()]
         with torch.inference_mode():  # as tensors made in that mode require it

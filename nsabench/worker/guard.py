@@ -31,14 +31,14 @@ _COMPILER_ERRORS = (
     *("CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"),
     *("OutOfResources", "PTXASError"),
 )
-LINKS = 10  # causes of an error that are read
+LINKS = 10  # the most causes of an error that are read
 _OURS = str(Path(nsabench.__file__).parent)
 _MOST_REASON = 1000  # characters
 _MOST_TRACE = 16_000  # characters
 
 
 def guarded(call: Callable[[], T], device: str, implementation: str = "") -> T:
-    """Raises `Failure`, or `DeviceLost` if the device is lost."""
+    """Make a call and wait for the device. Raises `Failure`, or `DeviceLost`."""
     try:
         result = call()
         if device == "cuda":
@@ -96,7 +96,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    try:  # to read it is a call into foreign code
+    try:  # `str` may call foreign code
         text = " ".join(str(error).split())
     except Exception as inner:  # noqa: BLE001 - a hostile __str__
         return f"its text cannot be read ({type(inner).__name__})"
@@ -104,7 +104,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def _locate(error: BaseException, *, of_the_user: bool = False) -> str:
-    """Return the innermost line in the user's file, or of all, in the first cause of an error."""
+    """Return the innermost line of an error in the user's file, or else in any file."""
     lines = list(_list_lines(error))
     own = getattr(sys.modules.get(USER_MODULE), "__file__", None)
     innermost = ("", 0) if of_the_user else next(iter(lines), ("", 0))
@@ -120,10 +120,10 @@ def _list_lines(error: BaseException) -> Iterator[tuple[str, int]]:
 
 
 def _list_causes(error: BaseException, *, explicit: bool = False) -> list[BaseException]:
-    """Return an error and its causes. explicit: only those that a `raise ... from` names."""
+    """Return an error and its causes. explicit: only causes that a `raise ... from` names."""
     links: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and len(links) < LINKS:  # they may form a ring
+    while cause is not None and len(links) < LINKS:  # causes may form a cycle
         links.append(cause)
         cause = cause.__cause__ or (None if explicit else cause.__context__)
     return links
@@ -148,8 +148,8 @@ def _set_limit(which: int, bytes_: int) -> None:
 
 @cache
 def own_stream() -> torch.cuda.Stream:
-    """Return a stream that no candidate gets: torch hands out 32 in turn, to all that ask."""
-    torch.cuda.synchronize()  # makes sure that torch has made its context
+    """Return a stream that torch gives to no candidate. Torch shares out 32 streams of its own."""
+    torch.cuda.synchronize()  # makes torch create its context
     handle = ctypes.c_void_p()
     _refuse_code("cuStreamCreate", _driver().cuStreamCreate(ctypes.byref(handle), NON_BLOCKING))
     return torch.cuda.ExternalStream(handle.value)
@@ -211,7 +211,7 @@ def _popped(length: Callable[[], int], pop: Callable[[], object], before: int) -
 
 
 ENVIRONMENT = "environment"
-# What `os.environ` holds. To read the mapping itself takes ten times as long.
+# The dictionary inside `os.environ`. Reading `os.environ` itself takes ten times as long.
 _environment: dict[Any, Any] = vars(os.environ)["_data"]
 _least, _one = 5e-324, 1.0  # as variables, since Python would precompute constants
 
@@ -244,7 +244,7 @@ _empty_cache = torch.cuda.empty_cache
 _getitimer, _setitimer = signal.getitimer, signal.setitimer
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-# If one of these stays set, it alters or slows the calls of others.
+# If one of these stays set, it alters or slows the calls of other implementations.
 _HOOKS: dict[str, Access] = {
     **{
         name: (
@@ -308,13 +308,13 @@ def settings() -> Settings:
 def _read(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    # The two ways of torch 2.9 to set TF32 were mixed; or the device is lost, or a MIG share.
+    # Raised if both ways of torch 2.9 to set TF32 were used, without a device, or on a MIG share.
     except RuntimeError:
         return UNREADABLE
 
 
 def restore(before: Settings) -> dict[str, str]:
-    """Set back all changed settings. Return the changes in words, by setting."""
+    """Set back all changed settings. Return a description of each change, by setting."""
     changes, now = {}, settings()
     for name, value in before.items():
         if now[name] != value:
@@ -333,11 +333,11 @@ def _describe_change(name: str, before: Any, now: Any) -> str:
 
 
 def forget_earlier_cases() -> None:
-    """Drop what a traceback holds, and what torch.compile keeps."""
+    """Free what tracebacks of earlier cases hold, and reset torch.compile."""
     # torch compiles a function for a few shapes (8, by default) and silently runs later ones
     # uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms.
     frames = sys.modules.get("torch._dynamo.convert_frame")
-    # To import what `reset` needs takes seconds, so only if something was compiled.
+    # `reset` imports for seconds, so it is called only if something was compiled.
     if frames is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
         collect_all()
@@ -346,7 +346,7 @@ def forget_earlier_cases() -> None:
 
 
 def give_back(device: str) -> None:
-    """Free the device's cached memory for other workers. The next request reports an error."""
+    """Free the device's cached memory for other workers. The next request will report an error."""
     if device == "cuda":
         with suppress(Failure, DeviceLost):
             for step in (_collect_garbage, _collect_dropped, _empty_cache):
@@ -358,7 +358,7 @@ _idle_bytes: int | None = None  # of device memory that stays allocated after th
 
 
 def _collect_garbage() -> None:
-    # Modules are frozen, since to collect torch takes 0.2 s.
+    # The objects of modules are frozen, since collecting those of torch takes 0.2 s.
     if len(sys.modules) == _modules_frozen:
         _collect()
     else:
@@ -384,7 +384,7 @@ def collect_all() -> None:
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """Collect nothing while a CUDA graph is captured: a graph that dies ends the capture."""
+    """Switch the garbage collector off: to free a CUDA graph would end the capture of another."""
     _collect()
     enabled = gc.isenabled()
     gc.disable()

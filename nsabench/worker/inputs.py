@@ -31,7 +31,7 @@ POISONED_BYTES = 32 << 20  # of results beyond the first
 
 
 class InputSets:
-    """ids: the drawn set whose values each place holds. wanted: inputs to differentiate by."""
+    """ids: for each place, the drawn set whose values it holds. wanted: inputs with gradients."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class InputSets:
         changes = {}
         for index in (sums != right).any(1).nonzero().flatten().tolist():
             changes[index] = self._find_changes_of(index)
-            if not changes[index]:  # the stored sums were changed
+            if not changes[index]:  # the stored sums were changed, not the tensors
                 self._right_sums[index] = sums[index]
         return {index: changed for index, changed in changes.items() if changed}
 
@@ -112,7 +112,7 @@ class InputSets:
         for index, changed in changes.items():
             actual = self._protected(index)
             for name, right in changed.items():
-                # Through `.data`, or a cache keyed on a tensor's version would notice.
+                # Through `.data`, so that the tensor's version stays and no cache notices.
                 actual[name].data.copy_(right)
         return bool(changes)
 
@@ -126,7 +126,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _exchange_values(a: Tensor, b: Tensor) -> None:
-    """Exchange in stream order, past the tensors' version counters."""
+    """Exchange values in stream order, without raising the tensors' version counters."""
     most = CHUNK_BYTES // a.element_size()
     for x, y in zip(a.data.view(-1).split(most), b.data.view(-1).split(most), strict=True):
         saved = x.clone()
@@ -135,7 +135,7 @@ def _exchange_values(a: Tensor, b: Tensor) -> None:
 
 
 def poison(form: Form, device: str, calls: int = 1) -> None:
-    """Leave NaN where the allocator will put the results of so many calls, fewer if large."""
+    """Leave NaN where the allocator will put the results of `calls` calls, or of fewer if large."""
     dtype = getattr(torch, form.dtype)
     nbytes = sum(map(prod, form.results.values())) * dtype.itemsize
     # All at once: one after another, they would all get the same memory.
@@ -164,9 +164,9 @@ class Cut(NamedTuple):
 
 
 class Sums:
-    """Sums of sets of tensors, which change with one element, and with two in a row or a column.
+    """Sums of the bits of sets of tensors. They show if one element changes, or two are exchanged.
 
-    sets: of one length, with tensors of the same shapes in the same order.
+    sets: each has tensors of the same shapes in the same order.
     """
 
     def __init__(self, *sets: Sequence[Tensor]) -> None:

@@ -32,7 +32,7 @@ from nsabench.worker.timing.timer import Timer
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
 
-Drawn = tuple[Case, InputSets] | NoOracle  # shared by items that compute the same op
+Drawn = tuple[Case, InputSets] | NoOracle  # implementations that compute the same op share it
 
 
 @dataclass
@@ -48,13 +48,13 @@ class CaseMeasurement:
 
     def __post_init__(self) -> None:
         self._case = self.request.case
-        # No implementation can guess the order of calls, or which are checked.
+        # No implementation can guess the order of calls, or which of them are checked.
         self._rng = SystemRandom()
         self._observations: dict[str, Observation] = {}
         self._out = Collected()
 
     def run(self, items: list[Implementation]) -> Measured:
-        """Raises `DeviceLost`."""
+        """Check and time the items. Raises `DeviceLost`."""
         self.report(Step(phase="inputs"))
         forget_earlier_cases()
         self.timer.forget()
@@ -72,7 +72,7 @@ class CaseMeasurement:
                 tried.append(CaseArm(item, *inputs, self.device, self._rng, self.deliver))
         arms = self._check_arms(tried)
         conditions = self._time_arms(arms) if arms else Conditions()
-        for arm in tried:  # last, since a compiler may now prefer slower code for every length
+        for arm in tried:  # last: torch.compile may then use slower code that takes any length
             observation = self._observations[arm.name]
             if arm.item.role is Role.CANDIDATE and observation.status is Status.OK:
                 try:
@@ -100,7 +100,7 @@ class CaseMeasurement:
         """Return the arms that are right and timed on this device."""
         arms: list[CaseArm] = []
         precheck = Precheck(self.request.early_exit)
-        # In a graph, the replay may be much faster than the captured call.
+        # The precheck times calls. In graph mode the replays may be much faster.
         if self._case.timing.mode is Mode.STREAM:
             timed = [arm for arm in tried if Runs.timed(arm.item.devices, self.device)]
             precheck.run(timed, self.timer, self.report)
@@ -121,7 +121,7 @@ class CaseMeasurement:
                 failure.alone()  # the frames of its traceback hold memory
                 self.report(Step(phase=failure.status.value, implementation=arm.name))
                 self._observe(arm, failure)
-                arm.sets.repair()  # the next arm is not to be blamed
+                arm.sets.repair()  # so that the next arm is not blamed
             else:
                 self.report(Step(phase=Status.OK.value, implementation=arm.name))
                 observation = self._observe(arm)
@@ -130,7 +130,7 @@ class CaseMeasurement:
                 else:
                     observation.notes.append(PARITY_ONLY)
                 continue
-            if self.device == "cuda":  # cycles that foreign code made hold memory
+            if self.device == "cuda":  # reference cycles in foreign code may hold memory
                 gc.collect()
         gc.collect()
         return arms
@@ -153,7 +153,7 @@ class CaseMeasurement:
             start = now_s()
             sampling.take_samples(arms, self.timer, rule, self._rng, out)
             bursts = self._take_bursts([arm for arm in arms if arm.name in out.samples])
-        for arm in arms:  # after the bursts, since they overwrite every buffer of a ring
+        for arm in arms:  # after the bursts, which overwrite earlier outputs in reused buffers
             if arm.name not in out.failed:
                 out.finish(arm, arm.outputs.finish)
         counted = self._count_launches(
@@ -196,9 +196,9 @@ class CaseMeasurement:
         return cuda.count_launches({arm.name: arm.one_call for arm in asked})
 
     def _check_probes(self, arm: CaseArm) -> list[str]:
-        """Call a kernel once on each probe. Return a note for each that it declines.
+        """Call an implementation once on each probe. Return a note for each probe that it declines.
 
-        Raises `Failure` if it is wrong.
+        Raises `Failure` if a result is wrong.
         """
         notes, forms = [], self.request.prepared.probes
         probes = ops.probes(self._case) if forms else {}
@@ -234,7 +234,7 @@ class CaseMeasurement:
             peak_mem_bytes=arm.peak_mem_bytes,
             config=arm.config,
             notes=[
-                f"it changed, and it was set back: {words}" for words in arm.caller.changed.values()
+                f"it changed a setting (restored): {words}" for words in arm.caller.changed.values()
             ]
             + [NO_ORDER] * arm.order.awaits_device,
         )
@@ -242,7 +242,7 @@ class CaseMeasurement:
 
 
 def _find_contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
-    """Return the candidates, and the arms that are near the best of their role."""
+    """Return the candidates, and the other arms that are near the best of their role."""
     near = {a.name for a in arms if a.item.role is Role.CANDIDATE}
     for role in (Role.BASELINE, Role.ALTERNATIVE):
         of_kind = {a.name: call_ms[a.name] for a in arms if a.item.role is role}
@@ -259,8 +259,8 @@ def _least_ms(samples: Samples) -> float:
 Report = Callable[[Step], None]
 
 ROUNDS = 2
-BEHIND = 5.0  # times as long
-LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as those of a faster one"
+BEHIND = 5.0
+LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as a faster baseline"
 
 
 class Precheck:
@@ -268,10 +268,10 @@ class Precheck:
         self._early_exit = early_exit
         self._samples: dict[str, Samples] = {}
         self._failures: dict[str, Failure] = {}
-        self._call_ms: dict[str, float] = {}  # of the last call, at most
+        self._call_ms: dict[str, float] = {}  # an upper bound: a first call may compile
 
     def run(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
-        """Call each baseline once, and a slow one in rounds by the timer. Raises `DeviceLost`."""
+        """Call each baseline once, and time those over `least_ms`. Raises `DeviceLost`."""
         left = [arm for arm in arms if arm.name in self._early_exit.baselines]
         if len(left) <= self._early_exit.stay:
             return
@@ -307,18 +307,18 @@ class Precheck:
         samples.escaped_ms.append(sample.escaped_ms)
         samples.gap_hidden.append(sample.gap_hidden)
         samples.host_us.append(round(sample.host_us, 2))
-        return max(sample.time_ms, sample.host_us / 1e3)  # in a queue, the slower of the two counts
+        return max(sample.time_ms, sample.host_us / 1e3)  # back to back, the longer time counts
 
     def raise_failure(self, name: str) -> None:
         if name in self._failures:
             raise self._failures[name]
 
     def ordered(self, arms: Sequence[CaseArm]) -> list[CaseArm]:
-        # Baselines that may be left out come last, the fastest first.
+        # Baselines that may be left out come last, the fastest of them first.
         return sorted(arms, key=lambda arm: self._behind_ms(arm.name, self._call_ms))
 
     def _behind_ms(self, name: str, others: Iterable[str]) -> float:
-        """Return the time of a call that is far behind one of the others, else 0."""
+        """Return the least time of a baseline that is far behind one of `others`, else 0."""
         samples = self._samples.get(name)
         if samples is None or len(samples.time_ms) < ROUNDS:
             return 0.0
@@ -327,7 +327,7 @@ class Precheck:
         return least_ms if far and least_ms >= self._early_exit.least_ms else 0.0
 
     def left_out(self, name: str, right: Sequence[str]) -> Samples | None:
-        """Return the samples of a baseline that is far behind one of the `right` arms, or None."""
+        """Return the samples of a baseline if it is far behind one of the `right` arms."""
         seen = [other for other in right if other in self._call_ms]
         if len(seen) < self._early_exit.stay or not self._behind_ms(name, seen):
             return None

@@ -18,8 +18,8 @@ from nsabench.model.plan import ImplementationInfo
 
 class Sandbox(Message):
     scratch: str  # the folder that a worker may write to
-    hidden: list[str]
-    begins_as: str = ""  # a scratch whose compiler caches are copied first
+    hidden: list[str]  # paths that a worker may not read
+    begins_as: str = ""  # another scratch, whose compiler caches are copied first
 
 
 class Discover(Message):
@@ -47,7 +47,7 @@ class Compile(Message):
     kind: Literal["compile"] = "compile"
     case: Case
     implementation: str
-    probes: bool  # of a candidate are called as well
+    probes: bool  # whether to call a candidate also on the probes of the case
 
 
 Request = Annotated[
@@ -67,7 +67,7 @@ class MeasuredCeilings(Message):
 
 
 class Compiled(Message):
-    """The time of the call, or why it failed."""
+    """The time of the first call, or why a call failed."""
 
     kind: Literal["compiled"] = "compiled"
     first_s: Time = 0.0

@@ -15,12 +15,12 @@ from nsabench.machine import capabilities, landlock, seccomp
 from nsabench.worker.protocol import Sandbox
 
 DENIED = (
-    "the sandbox denies it: a kernel writes only below $TMPDIR and sees no run; --no-sandbox is "
-    "for kernels that are trusted"
+    "the sandbox denies it: a kernel may write only below $TMPDIR, and read no run folder. If you "
+    "trust the kernel, use --no-sandbox"
 )
 # Devices that kernels need. Root could write to any other device.
 _DEVICES = "null", "zero", "full", "random", "urandom", "tty", "nvidia*", "dri", "kfd", "dxg"
-# Caches of compilers, by the variable that places each.
+# Caches of compilers, by the environment variable that names the folder.
 _CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -37,7 +37,7 @@ _KEPT = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
 # The folder of the daemon through which several processes share a GPU (MPS).
 _MPS, _MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 _COPYING_S = 30.0
-# Variants that were the fastest beside a dozen other processes. A worker alone chooses again.
+# Results of autotuning while a dozen processes shared the GPU. A worker that is alone tunes again.
 _CHOICES = ("*.autotune.json", "*.best_config")
 _MAX_FILE_BYTES = 16 << 30
 _MAX_OPEN_FILES = 1 << 14
@@ -52,7 +52,7 @@ def enter(sandbox: Sandbox) -> None:
         (scratch / name).mkdir(exist_ok=True)
         os.environ[variable] = str(scratch / name)
     os.environ.update(_KEPT)
-    tempfile.tempdir = None  # an import may have asked for it already
+    tempfile.tempdir = None  # an import may have made `tempfile` read the old $TMPDIR
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for what, most in (
         (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES),
@@ -61,7 +61,7 @@ def enter(sandbox: Sandbox) -> None:
         hard = resource.getrlimit(what)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(what, (limit, limit))
-    # CAP_PERFMON shows the memory of others. CAP_DAC_READ_SEARCH opens files without a path.
+    # CAP_PERFMON shows other processes' memory. CAP_DAC_READ_SEARCH opens files without a path.
     capabilities.keep(
         capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
     )
@@ -80,8 +80,8 @@ class _TookTooLong(Exception):
 def copy_caches(others: Path, scratch: Path) -> None:
     """Copy the compiler caches that earlier workers left in their scratch.
 
-    Foreign code has written there. So this runs inside the sandbox, follows no link, and ends soon.
-    A cache is copied completely or not at all, since compilers trust its content.
+    Foreign code has written there. So the copy is made inside the sandbox, follows no link, and has
+    a time limit. A cache is copied completely or not at all, since compilers trust its content.
     """
     end = time.monotonic() + _COPYING_S
     chosen = shutil.ignore_patterns(*_CHOICES)
@@ -138,7 +138,7 @@ def _restrict_files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
 
 
 def _restrict_calls(*, signals: bool) -> Iterator[str]:
-    """signals: whether to forbid them, since Landlock does not."""
+    """signals: whether to forbid signals here, because Landlock does not."""
     connects = Path(os.environ.get(_MPS, _MPS_FOLDER), "control").exists()
     try:
         seccomp.restrict(signals=signals, connects=connects)
@@ -157,7 +157,7 @@ def _list_disks() -> Iterator[Path]:
 
 
 def paths_except(hidden: Iterable[Path], root: Path = Path("/")) -> Iterator[Path]:
-    """Yield what makes up everything beneath `root` except what is hidden."""
+    """Yield paths that together hold everything beneath `root` except the hidden paths."""
     beneath = [path for path in hidden if path.is_relative_to(root)]
     if not beneath:
         yield root

@@ -69,13 +69,13 @@ class WorkerSession:
     def items(self) -> dict[tuple[str, str], Implementation]:
         """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
         if self.device == "cuda" and torch.cuda.is_available():
-            torch.cuda.init()  # or an import could do it, and seem to reorder backends
+            torch.cuda.init()  # otherwise an import might, and would seem to reorder backends
         before = guard.settings()
-        del before[guard.ENVIRONMENT]  # a library may need at its calls what its import has set
+        del before[guard.ENVIRONMENT]  # later calls of a library may need variables that it has set
         loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
         if changes := guard.restore(before):
             words = "; ".join(changes.values())
-            sys.stderr.write(f"an import changed, and it was set back: {words}\n")
+            sys.stderr.write(f"an import changed settings, which were set back: {words}\n")
         guard.collect_all()
         return {(item.op, item.name): item for item in loaded}
 
@@ -83,7 +83,7 @@ class WorkerSession:
         self,
         request: protocol.Discover | protocol.MeasureCeilings | protocol.Compile | protocol.Measure,
     ) -> Message:
-        """Raises `DeviceLost`."""
+        """Return the answer to a request. Raises `DeviceLost`."""
         match request:
             case protocol.Discover():
                 loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
@@ -106,7 +106,7 @@ class WorkerSession:
     def measure(
         self, request: protocol.Measure, report: Report, deliver: Deliver
     ) -> protocol.Measured:
-        # First, since they bind clocks before foreign code runs.
+        # Before the implementations, since timer and sensors bind clocks before foreign code runs.
         timer, sensors = self.timer, self.sensors
         items = [self.items[request.case.op, name] for name in request.implementations]
         measurement = CaseMeasurement(request, self.device, timer, sensors, report, deliver)
@@ -128,9 +128,9 @@ class WorkerSession:
 def compile_case(
     case: Case, item: Implementation, device: str, report: Report, *, probes: bool
 ) -> protocol.Compiled:
-    """Fill the caches of compilers by a call on inputs that nothing judges. Raises `DeviceLost`.
+    """Fill the caches of compilers with a call whose result is not checked. Raises `DeviceLost`.
 
-    probes: whether it is called on the probes of the case as well.
+    probes: whether to call the implementation also on the probes of the case.
     """
     guard.forget_earlier_cases()
     try:
@@ -150,7 +150,7 @@ def compile_case(
                 sets = guarded(partial(InputSets, case, seeds, form, device, (name, probe)), device)
                 guarded(partial(_call, probe.case, item, sets), device, item.name)
         return protocol.Compiled(first_s=first_s)
-    except (Failure, UsageError) as error:  # the op that it computes may have no such case
+    except (Failure, UsageError) as error:  # the op of an alternative may have no such case
         return protocol.Compiled(reason=str(error))
     finally:
         guard.give_back(device)

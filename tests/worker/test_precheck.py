@@ -73,7 +73,7 @@ def test_who_is_far_behind_is_not_looked_at_any_further():
     # Its errors are measured here, since the process of the main pass was the candidate's.
     assert left.rel_l2 == seen["quick"].rel_l2 and left.worst_row_at
     assert len(left.samples.time_ms) == measure.ROUNDS and left.bursts.time_ms == []
-    assert "over 5 times as long as those of a faster one" in left.notes[0]
+    assert "over 5 times as long as a faster baseline" in left.notes[0]
     assert len(seen["quick"].samples.time_ms) > measure.ROUNDS and seen["quick"].bursts.time_ms
     assert [seen[one].status for one in ("wrong", "odd")] == [Status.WRONG, Status.CRASHED]
 

@@ -1,1 +1,1 @@
-"""Take samples: one timer a device, rounds of interleaved arms, stopping rules, bursts."""
+"""Take samples: timers for each device, rounds of interleaved arms, stopping rules, bursts."""

@@ -17,7 +17,7 @@ from nsabench.worker.timing.timer import Call, Timer, flush
 COPY_BYTES = 2 << 30
 MATMUL_SIZE = 8192
 CPU_MATMUL_SIZES = (512, 1024, 2048)
-CPU_MATMUL_MS = 5.0  # no matrix is tried after one that takes longer
+CPU_MATMUL_MS = 5.0  # if a product takes longer, no larger matrix is tried
 CPU_REPEATS, CPU_MOVES = 9, 4
 REPEATS, FLOOR_REPEATS, CPU_FLOOR_REPEATS = 7, 50, 15
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
@@ -108,12 +108,12 @@ def _best(timer: Timer, name: str, call: Call) -> float:
 
 
 def _measure_floor(timer: Timer, repeats: int = FLOOR_REPEATS) -> float:
-    """Return the median time (ms) of an empty call: no sample is shorter."""
+    """Return the median time (ms) of an empty call: no sample of a call is shorter."""
     return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(repeats)], 0.5)
 
 
 def _measure_offset(timer: Timer) -> float:
-    """Return by how much (ms) the events exceed the time of a kernel by a clock inside it.
+    """Return how much more time (ms) the events read for a kernel than a clock inside it.
 
     A spin ends when the SM has counted its cycles. Spins of two lengths give the time of a cycle,
     and so the time that events read for a spin of no cycles. The lengths alternate, since the clock

@@ -1,9 +1,9 @@
-"""Measure one call on CUDA: its time by events, and after all timing its launches by CUPTI.
+"""Measure a call on CUDA: its time by events and, after all timing, its launches by CUPTI.
 
-A timed call finds a flushed L2. A spin kernel holds the stream while the host queues start event,
-call and end event. The launch gap was hidden if the start event has not passed when the call
-returns. A call that waits for the device cannot be hidden: its samples say so, and include its
-launch gaps.
+A timed call finds a flushed L2. A spin kernel holds the stream while the host queues the start
+event, the call and the end event. If the start event has not passed when the call returns, the time
+contains no launch gaps. If a call waits for the device, its samples contain them, and `gap_hidden`
+says so.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from nsabench.failure import DeviceLost, Failure
 from nsabench.machine.clock import now_s
 from nsabench.worker.timing.timer import Call, CallTime, Keep, Timed, as_it_is, call_back_to_back
 
-# A device synchronise with nothing to wait for sometimes takes 0.1 ms (H200). The ordered calls of
-# the parity checks find shorter escapes.
+# The shortest time after the end event in which the device is found to work. To synchronise an idle
+# device sometimes takes 0.1 ms (H200). `StreamOrder` finds work that escapes for less time.
 MIN_ESCAPE_S = 200e-6
 FLUSHES = 5  # the shortest counts
 FIRST_CYCLES = 100_000  # 50 to 60 us.
 MOST_CYCLES = 100_000_000  # 50 to 60 ms.
-OUTLASTS_S = 0.15  # The longest spin at 0.67 GHz, so no spin hides a longer call.
-CYCLES_PER_S = 3e9  # More than any GPU has, since a try with too short a spin is wasted.
-MOST_LATE = 5  # tries of an arm in a case before its spin stops shrinking
+OUTLASTS_S = 0.15  # the time of the longest spin at 0.67 GHz: no spin hides a longer call
+CYCLES_PER_S = 3e9  # more than any GPU has: a spin that is too short wastes a call
+MOST_LATE = 5  # after more late tries of an arm in a case, its spin is not shortened
 
 LEAST_L2 = 8 << 20
 LARGEST_L2 = 128 << 20  # no device has more
@@ -51,7 +51,7 @@ class _Once(NamedTuple):
     result: Any
     waited_s: float  # for the device after the end event
     host_s: float  # of the host in the call
-    queued_s: float  # from the spin to the end of the call
+    queued_s: float  # of the host, from the launch of the spin to the end of the call
 
 
 class CudaTimer:
@@ -76,14 +76,14 @@ class CudaTimer:
                 sample, once = self._sampled(spin, call)
             except RuntimeError as error:  # asynchronous: raised by an event or a synchronise
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
-            # A call could be late on purpose: each late try is one more call.
+            # A call could be late on purpose, since it is made again after each late try.
             if sample.gap_hidden and self._late[arm] <= MOST_LATE:
                 self._spin[arm] = shorten_spin(spin, once.queued_s - self._flush_s)
             if sample.gap_hidden or spin == 0:
                 return sample, once.result
             self._late[arm] += 1
-            # A call that outlasts the longest spin synchronises. After two such samples no spin is
-            # tried: one may be due to a busy machine.
+            # A call that outlasts the longest spin waits for the device. After two such samples no
+            # spin is tried. A single one may be due to a busy machine.
             spin = lengthen_spin(spin, once.host_s, before_s)
             self._exposed[arm] += spin == 0
             if spin or self._exposed[arm] > 1:
@@ -156,7 +156,7 @@ def lengthen_spin(cycles: int, host_s: float, before_s: float) -> int:
 
 
 def shorten_spin(cycles: int, beyond_s: float) -> int:
-    """Return the cycles after a spin was enough. beyond_s: the host's time, less the flush."""
+    """Return the next cycles after a spin was enough. beyond_s: `queued_s` minus the flush."""
     half = max(cycles // 2, FIRST_CYCLES)
     return half if beyond_s * CYCLES_PER_S <= half else cycles
 
@@ -198,7 +198,7 @@ class Counted(NamedTuple):
 
 
 def count_launches(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, Counted]:
-    """Return the launches of each call that does not fail; none without CUPTI."""
+    """Return the launches of each call that does not fail, or an empty dict without CUPTI."""
     if not torch.cuda.is_available():
         return {}
     done: list[str] = []

@@ -1,9 +1,9 @@
 """Take samples and bursts in rounds: every arm once a round, in a new order each time.
 
-A sample is one call, with a cold L2 and its launch gap hidden. A burst is many calls back to back,
-as a caller in Python makes them: the host prepares a call while the device works on the last one.
-After each round a rule of the matrix is asked whether the samples are enough. It gets the times so
-far, of the same length for all active arms.
+An arm is one implementation on the case. A sample is one call, with a cold L2 and its launch gap
+hidden. A burst is many calls back to back, as a caller in Python makes them: the host prepares a
+call while the device works on the one before. After each round the stopping rule of the matrix
+decides whether the samples are enough.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from nsabench.worker.timing.timer import Timer
 if TYPE_CHECKING:
     from nsabench.worker.arm import CaseArm
 
-STOP_RESAMPLES = 200  # resamples; a verdict uses more
-CONTENDER_MARGIN = 1.1  # beyond this multiple a baseline cannot become the best
-HOPELESS = 3.0  # multiple of the best baseline's time
+STOP_RESAMPLES = 200  # a verdict uses more
+CONTENDER_MARGIN = 1.1  # a baseline beyond this multiple of the best time cannot become the best
+HOPELESS = 3.0  # an arm beyond this multiple of the best baseline's time is not timed further
 
 MIN_WARMUP_CALLS = 3
-SETTLED = 0.03  # medians of two successive warm-up thirds agree this well
-MAX_WARMUP = 4  # multiple of the requested time
+SETTLED = 0.03  # an arm is warm if the medians of its last calls and those before agree this well
+MAX_WARMUP = 4  # warm-up ends after this multiple of the requested time
 BURST_ROUNDS = 8
 BURST_S = 2e-3  # much longer than a device synchronise, about 10 µs
 MOST_CALLS = 256
-SLOW_MS = 20.0  # A slower call hides all host time of the next one.
-ARM_BUDGET_S = 0.06  # An arm without a verdict leaves after this time in bursts.
-NEEDED_MS = 1000.0  # An arm with slower calls leaves in any case.
-HELD_BYTES = 2 << 30  # Memory of all calls that are prepared before a burst.
+SLOW_MS = 20.0  # a slower call hides all host time of the next one
+ARM_BUDGET_S = 0.06  # an arm that gets no verdict leaves after this time in bursts
+NEEDED_MS = 1000.0  # an arm with slower calls leaves then even if it gets a verdict
+HELD_BYTES = 2 << 30  # the most memory of all calls that are prepared before a burst
 
 
 @dataclass
 class StopAtRatioCI:
     """Stops when every candidate's ratio to the best baseline is known well enough.
 
-    After `MIN_ROUNDS_EVER` rounds the arms that are hopelessly behind the best baseline leave,
-    except candidates. Then the budget begins. After `min_rounds` only candidates and the baselines
-    near the best one stay, and the second best one unless it takes half of the budget: a check may
-    yet reject the best one. Alternatives are compared with each other in the same way.
+    After `MIN_ROUNDS_EVER` rounds the arms beyond `HOPELESS` leave, except candidates. Then the
+    budget begins. After `min_rounds` only candidates and the baselines near the best one stay. The
+    second best one also stays unless it takes half of the budget, since a check may yet reject the
+    best one. Alternatives are compared with each other in the same way.
     """
 
     model: RatioCI
@@ -141,7 +141,7 @@ def make_rule(
 class Collected:
     samples: dict[str, Samples] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
-    busy_s: float = 0.0  # in warm-up and timed calls, without what arms count themselves
+    busy_s: float = 0.0  # in warm-up and timed calls, without `called_s` of the arms
 
     def finish(self, arm: CaseArm, last: Callable[[], None]) -> None:
         """Make the last check of an arm that has samples; drop them if it fails."""
@@ -245,7 +245,7 @@ def take_bursts(
     failed: dict[str, Failure],
     judged: Container[str] = (),
 ) -> dict[str, Bursts]:
-    """call_ms: the least time of a call. judged: get as many bursts as an interval needs."""
+    """call_ms: the least time of a call. judged: arms that need enough bursts for an interval."""
     by_name = {arm.name: arm for arm in arms}
     going = {
         name: _Bursting(
@@ -274,7 +274,7 @@ def take_bursts(
 
 
 def _count_calls(call_ms: float, call_bytes: int) -> int:
-    fewest = 2 if call_ms < SLOW_MS else 1  # a single call follows no other
+    fewest = 2 if call_ms < SLOW_MS else 1  # a single call is not back to back with another
     enough = max(fewest, math.ceil(BURST_S * 1e3 / max(call_ms, 1e-6)))
     affordable = HELD_BYTES // max(call_bytes, 1)
     return max(1, min(MOST_CALLS, enough, affordable))

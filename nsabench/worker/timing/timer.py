@@ -22,7 +22,7 @@ class CallTime:
     time_ms: float
     escaped_ms: float = 0.0  # the part of time_ms after the end event
     gap_hidden: bool = True
-    host_us: float = 0.0  # of the host in the call; 0.0 if the device was not held
+    host_us: float = 0.0  # time that the call held the CPU; 0.0 if no spin outlasted the call
 
 
 Call = Callable[[], Any]
@@ -42,9 +42,9 @@ class Timer(Protocol):
         ...
 
     def burst(self, calls: Sequence[Call], kept: int, keep: Keep = as_it_is) -> tuple[float, Any]:
-        """Make the calls back to back; return ms a call until the work of the last one is done.
+        """Make the calls back to back. Return the time until all work is done, in ms a call.
 
-        Returns also the result of call `kept`, copied by `keep` when the clock has stopped.
+        Also return the result of call `kept`, which `keep` copies after the clock has stopped.
         """
         ...
 
@@ -53,7 +53,7 @@ class Timer(Protocol):
 
 def call_back_to_back(calls: Sequence[Call], kept: int) -> Any:
     """Make the calls as a caller's loop would; return the result of call `kept`."""
-    result = None  # like a caller's variable, it drops a result when the next one is there
+    result = None  # like a caller's variable, it drops each result when the next one arrives
     for call in calls[:kept]:
         result = call()
     kept_result = result = calls[kept]()
@@ -65,7 +65,7 @@ def call_back_to_back(calls: Sequence[Call], kept: int) -> Any:
 
 @cache
 def flush() -> NDArray[np.float64]:
-    """Return what is read to flush the caches. Forked workers share the memory."""
+    """Return the array that is read to flush the caches. Forked workers share its memory."""
     words = np.ones(CPU_FLUSHES * last_level_bytes() // 8)
     words.flags.writeable = False
     return words
