@@ -1,4 +1,4 @@
-"""Measure how far a result is off the float64 oracle. `checks/parity.py` says what is wrong."""
+"""Measure the errors of a result against the float64 oracle. `checks/parity.py` limits them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
 
 LOST = 1 / 8  # a row is lost if at most this share of its norm is left
-# Rounding cannot cancel this many elements of a row by accident. A narrower row, such as the three
+# By accident, rounding cannot cancel a row of this many elements. A narrower row, such as the three
 # elements of dgates, is lost only if its norm is more than rounding explains.
 MANY = 16
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
@@ -86,7 +86,7 @@ def measure(
     norms, right, off = torch.cat([of_rows for of_rows, _ in pieces], 1)
     sums, largest = torch.stack([of_piece for _, of_piece in pieces], 1)
     of_all = sums.sum(), largest.max(), *map(torch.linalg.vector_norm, (off, right))
-    # The host of a GPU waits for these numbers at once, and then for the worst row.
+    # The host waits for the device only twice: for these numbers, and for the worst row.
     total, max_abs_err, l2, size = torch.stack(of_all).tolist()
     typical = size / math.sqrt(len(expected)) or 1.0
     held_to = right.clamp_min(checks.least_row(name) * typical)
@@ -169,7 +169,7 @@ def check_values(
     resolved = checks.resolution(case)
     sampled = ops.get(case.op).samples_queries
     errors = measure(name, output, oracle, resolved, factor, sampled)
-    # If the output has NaN or infinity, so has the mean; only then they are counted.
+    # NaN or infinity in the output makes the mean NaN or infinite, so count them only then.
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     if probe:
@@ -184,7 +184,7 @@ def check_values(
 
 
 class WrongValues(Exception):
-    """Values beyond tolerance; `errors` is None if they cannot be measured."""
+    """Values are beyond the tolerance. `errors` is None if they are NaN or infinite."""
 
     def __init__(self, reason: str, errors: Errors | None) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Compares what implementations return with the oracle, and says what wrong results look like."""
+"""Compare the results of implementations with the oracle, and diagnose wrong results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Oracles:
         else:
             output, gradients = self.op.results(inputs, grad_out)
             expected = {f"d{name}": gradients[name] for name in self.op.differentiable}
-            # It halves the memory, and rounds by a twentieth of what honest float32 results differ.
+            # float32 halves the memory, and rounds by a twentieth of the errors of honest results.
             expected[OUTPUT] = output.float()
         self.expected.append(expected)
         tensors = [*inputs.tensors.values(), *expected.values(), grad_out]
@@ -79,7 +79,7 @@ def _count_free_bytes() -> int:
 
 
 def _count_sets(case: Case, wanted: int, each: int, free: int) -> int:
-    least = 2  # the fewest that tell computed from remembered outputs
+    least = 2  # with one set, a remembered output would look like a computed one
     if least * each > free * MOST_OF_MEMORY:
         raise Failure(
             Status.OUT_OF_MEMORY,
@@ -98,7 +98,7 @@ class KeptResult:
 
 @dataclass
 class ErrorTally:
-    """Holds what is wrong with one implementation, and the largest errors of all its calls."""
+    """Why an implementation is wrong, if it is, and the largest errors of all its calls."""
 
     computes: str
     reason: str = ""  # why it is not right
@@ -184,7 +184,7 @@ class OutputJudge:
         """Return why a delivery cannot be checked, or an empty text. Foreign code may forge one."""
         oracles = self._oracles.get((delivery.computes, delivery.probe))
         if oracles is None or delivery.computes != tally.computes:
-            return f"there is no oracle of {delivery.computes[:40]!r} for it"
+            return f"there is no oracle of {delivery.computes[:40]!r}"
         for number in (delivery.set, delivery.previous or 0):
             if not 0 <= number < len(oracles.expected):
                 return f"there is no set {number} of inputs"
@@ -210,7 +210,7 @@ class OutputJudge:
         return errors
 
     def conclude(self, diagnosed: Collection[str]) -> Concluded:
-        """Return what was found in the case, and forget it. Each diagnosis takes seconds."""
+        """Return what was found, and forget the case. Each diagnosis takes seconds."""
         judged = {
             name: self._judge(tally, name in diagnosed)
             for name, tally in self.tallies.items()

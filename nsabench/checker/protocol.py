@@ -1,4 +1,4 @@
-"""What the supervisor asks the checker, and what it answers. This module imports no torch."""
+"""The messages between supervisor and checker. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsabench.model.vocabulary import Status
 
 
 class Prepare(Message):
-    """Compute the oracles of a case, with a set of inputs for each seed, and of its probes.
+    """Compute the oracles of a case (with a set of inputs for each seed) and of its probes.
 
     computes: the ops that the implementations compute; "" is the op of the case.
     """
@@ -41,7 +41,7 @@ class NoOracle(Message):
 
 
 class Prepared(Message):
-    """By op and by probe, the form of the results, or why there is no oracle."""
+    """The form of the results by op and by probe, or why an op has no oracle."""
 
     kind: Literal["prepared"] = "prepared"
     forms: dict[str, Form] = Field(default={})

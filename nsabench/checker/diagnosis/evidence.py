@@ -1,4 +1,4 @@
-"""Some rows of a problem, few enough to try hypotheses on, and the keys that these rows select."""
+"""A few wrong rows of a problem, to try many hypotheses on, and the keys that they select."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nsabench import ops
 from nsabench.checker.diagnosis.search import FAR_OFF, Diagnosis
 from nsabench.ops import Inputs, Op
 
-# Input elements that a thinned-out problem may have: an oracle call on them takes milliseconds.
+# The most input elements of a thinned-out problem: an oracle call on these takes milliseconds.
 ELEMENTS = 1 << 20
 LEAST_ROWS, MOST_ROWS = 2, 32
 
-# The spans [R,n,2] of keys that some rows select, given their numbers [R].
+# Returns the spans [R,n,2] of keys that rows select, given the numbers [R] of the rows.
 Spans = Callable[[Inputs, Tensor], Tensor]
 OtherInputs = Iterator[tuple[Diagnosis, Inputs]]
 # Spans, or the keys of each row if some count more than once.
@@ -67,7 +67,7 @@ def make_spans(first: Tensor, end: Tensor) -> Tensor:
 
 
 def list_keys(spans: Tensor, keys: int) -> list[Tensor]:
-    """Return the keys of the spans [R,n,2] of each row, as often as spans hold them."""
+    """Return the keys in the spans [R,n,2] of each row, once for each span that holds a key."""
     start, end = spans.clamp(0, keys).unbind(-1)
     counts = (end - start).clamp(min=0)
     each = counts.flatten()
@@ -114,7 +114,7 @@ class Selection:
         head: Tensor | None = None,
         head_of_v: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return k [R,L,D] and v [R,L,Dv] of the rows, undefined after the keys of a row."""
+        """Return k [R,L,D] and v [R,L,Dv] of the rows. Places after a row's keys are undefined."""
         index = pad_sequence(list(self.chosen if chosen is None else chosen), batch_first=True)
         if not index.shape[1]:
             index = index.new_zeros(len(index), min(1, self.k.shape[2]))
@@ -139,8 +139,8 @@ class Selection:
     ) -> Tensor:
         """Compute the float64 output [R,h,Dv] with other keys, or another batch or head.
 
-        chosen: a key that is named twice counts twice. unscored: marks of the chosen keys that get
-        a score of 0. other: see `gather`.
+        chosen: a key that occurs twice counts twice. unscored: marks the chosen keys that get a
+        score of 0. other: see `gather`.
         """
         chosen = self.chosen if chosen is None else chosen
         k, v = self.gather(chosen, **other)
@@ -154,11 +154,11 @@ class Selection:
 
 
 class Evidence:
-    """A wrong output, and a thin problem: some of the wrong rows, if rows select keys.
+    """A wrong output, and a thin problem, which has only some wrong rows if rows select keys.
 
     full, whole, whole_output, off, wrong: inputs, oracle, output, absolute errors and bad vectors
       (of the last axis) of the full problem. Further fields belong to the thin problem.
-    rows: A row is an index of the first axis, or the query heads of a KV head.
+    rows: numbers of rows. A row is an index of the first axis, or the query heads of a KV head.
     marked: the vectors that hypotheses must explain.
     """
 

@@ -1,4 +1,4 @@
-"""The known mistakes of each op, and those in the softmax scale and in the branches of NSA."""
+"""The known mistakes of each op, including mistakes in the softmax scale and the NSA branches."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def find_hypotheses(evidence: Evidence, known: Known) -> Iterator[Hypothesis]:
 
 
 def _find_written(e: Evidence) -> Iterator[Hypothesis]:
-    # One row that is zero for another reason may be the only one that is far off.
+    # A single row may be zero for another reason, and be the only one that is far off.
     if search.is_all(e.off, e.whole_output == 0):
         yield mistake("all-zero"), lambda: torch.zeros_like(e.oracle)
     previous = e.previous
@@ -69,7 +69,7 @@ def _find_straight_line(e: Evidence) -> Iterator[Hypothesis]:
     offset = float((e.output - e.oracle)[e.marked].mean())
     yield mistake("constant-offset", offset=offset), lambda: e.oracle + offset
     factor = search.find_factor(e.output[e.marked], e.oracle[e.marked])
-    if factor:  # what is zero has a hypothesis of its own
+    if factor:  # a zero output has a hypothesis of its own
         digits = 4 if abs(factor - 1) > 1e-3 else 7  # "1 times" would say nothing
         yield mistake("constant-factor", factor=f"{factor:.{digits}g}"), lambda: e.oracle * factor
 

@@ -16,8 +16,8 @@ from nsabench import ops
 from nsabench.machine.clock import now_s
 from nsabench.ops import Op
 
-TIME_LIMIT_S = 2.0  # of CPU time, so that a busy machine searches as much
-BUSY = 10.0  # multiple of this limit that the wall clock may show
+TIME_LIMIT_S = 2.0  # of CPU time, so that a search on a busy machine is not cut short
+BUSY = 10.0  # wall time is limited to this multiple of the CPU time
 EXPLAINS = 0.2  # An explanation leaves at most this share of the error.
 SURE = 0.01  # The search ends at a hypothesis that leaves at most this share.
 BETTER = 0.9  # A later hypothesis replaces an earlier one if its error is smaller by this factor.
@@ -63,8 +63,8 @@ def explain(
 ) -> Diagnosis | None:
     """Return the mistake whose result is nearest, with its place and error; None if none is near.
 
-    right: the right result, of which `measure_error` takes predictions. vector_errors: of each
-    vector of the full result.
+    right: the right result, which `measure_error` compares like a prediction. vector_errors: the
+    error of each vector of the full result.
     """
     off, best, error = measure_error(right), None, float("inf")
     end, last = thread_time() + time_limit_s, now_s() + BUSY * time_limit_s
@@ -76,7 +76,7 @@ def explain(
             break
     if best is None or error > EXPLAINS * off:
         return None
-    # Errors up to a few times what the explanation leaves are rounding.
+    # Errors up to a few times the error that the explanation leaves are rounding.
     where = locate(vector_errors > max(ROUNDING * error, float(vector_errors.max()) / SMALL))
     where = "" if where == EVERYWHERE else f" in {where}"
     errors = f" (mean error {off:.3g}, and {error:.2g} if the oracle makes this mistake)"

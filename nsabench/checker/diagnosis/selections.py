@@ -22,7 +22,7 @@ from nsabench.checker.diagnosis.weights import TILES
 from nsabench.ops import Inputs, compressed, sliding_window
 from nsabench.ops._sequences import BandedOp, sequence_ends, spread_over_tokens
 
-OUTSIDE = 256  # places before the first key and behind the last that are tried
+OUTSIDE = 256  # how many places before the first key and after the last are tried
 OTHER_SIZES = (16, 32, 64, 128)
 
 
@@ -212,7 +212,7 @@ def mistake_spans(inputs: Inputs, rows: Tensor) -> OtherKeys:
         yield mistake("spans-not-sorted"), make_spans(behind, torch.maximum(behind, end))
     yield mistake("reversed-span"), spans.sort(-1).values
     if ((spans < 0) | (spans > keys)).any():
-        # Shifted, so that what lies a little outside can be told from what lies inside.
+        # Shifted, so that places a little outside of the keys stay distinct from the keys.
         reached = [row.unique() - OUTSIDE for row in list_keys(spans + OUTSIDE, keys + 2 * OUTSIDE)]
         yield mistake("index-clamped"), [row.clamp(0, keys - 1) for row in reached]
         wrapped = [(row[row < keys] % keys).unique() for row in reached]
@@ -249,7 +249,7 @@ def mistake_cache_block_inputs(inputs: Inputs) -> OtherInputs:
 
 
 def select_blocks(inputs: Inputs, rows: Tensor) -> Tensor:
-    """Return the keys of blocks that the query sees; without a causal mask, all of its sequence."""
+    """Return the chosen blocks, cut off after the query, or after its sequence if not causal."""
     chosen = inputs.tensors["block_indices"][place_rows(inputs, rows)].long()
     size = int(inputs.options["block_size"])
     token, start, end = place_in_sequences(inputs, rows)

@@ -1,6 +1,6 @@
-"""Mistakes in how a row weighs the keys that it selects, and in which of these it reads.
+"""Mistakes in how a row weighs the keys that it selects, and in which of these keys it reads.
 
-Most are weighted sums of the same exponentials, which are computed once.
+Most predictions are weighted sums of the same exponentials, which are computed once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nsabench.checker.diagnosis.evidence import Evidence, Selection, unite
 from nsabench.checker.diagnosis.search import Hypothesis, mistake
 
 TILES = (16, 32, 64, 128, 256)
-# Products of weight and value that the search over every number of keys may hold at a time.
+# The most products of weight and value in memory while every number of first keys is tried.
 SEARCH_ELEMENTS = 1 << 24
 LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -24,7 +24,7 @@ class Keys:
     """The softmax weights of the evidence, not yet divided by their sum: [R,H,L].
 
     k [R,L,D] and v [R,L,Dv] hold the keys that each row selects, in order. The first count [R] of
-    the L are keys, and the others fill the shape.
+    the L places are keys, and the rest is padding.
     """
 
     def __init__(self, evidence: Evidence, k: Tensor, v: Tensor, count: Tensor) -> None:
@@ -137,7 +137,7 @@ def _find_masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypo
 
 def _find_prefixes(keys: Keys) -> Iterator[Hypothesis]:
     length = keys.length
-    # All keys but one of every row are explained by the key that is lost.
+    # If only the last or the first key of every row is lost, another hypothesis says so.
     most = length if keys.ragged else length - 1
     which = "keys of each row" if keys.ragged else f"of {length} keys"
     first = _find_prefix(keys, keys.rank.expand(len(keys.v), -1))
@@ -154,7 +154,7 @@ def _find_prefixes(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _find_prefix(keys: Keys, ranks: Tensor) -> int:
-    """Return how many keys, in the order of `ranks` [R,L], give what is nearest to the output."""
+    """Return how many keys, in the order of `ranks` [R,L], come nearest to the output."""
     # One head of a few rows tells prefixes apart.
     rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
     marked = keys.evidence.marked.reshape(-1, keys.heads)
@@ -190,7 +190,7 @@ def _find_counted(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _pad(keys: Keys, count: Tensor) -> Tensor:
-    """Compute the output with zero keys: each scores 0 and adds to the sum of weights alone."""
+    """Compute the output with zero keys: each has the score 0 and the value 0."""
     padding = count.unsqueeze(-1) * torch.exp(-keys.top)
     total = keys.weights.sum(-1, keepdim=True) + padding
     return keys.shape((keys.weights @ keys.v / total).nan_to_num())
@@ -226,7 +226,7 @@ def _weigh(keys: Keys, output: Tensor, total: Tensor) -> Tensor:
 
 
 def _find_running_maximum(keys: Keys, tile: int) -> Tensor:
-    """Return the maximum that is known after a key's tile, else 0: [R,H,L]."""
+    """Return for each key the largest score up to the end of its tile, 0 if none: [R,H,L]."""
     highest = torch.stack([part.amax(-1) for part in keys.masked.split(tile, -1)], -1)
     running = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
     return running.nan_to_num(neginf=0.0)
