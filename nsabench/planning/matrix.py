@@ -1,4 +1,4 @@
-"""Read matrices: YAML documents that span cases."""
+"""Read matrices: YAML documents, each of which stands for a set of cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Op
 from nsabench.planning.yaml_document import Document, explain, nearest, read
 
-# Every op has these axes. Further axes are the sizes of its shape.
+# Every op has these axes. Further axes of an op are the sizes of its shape.
 COMMON_AXES = ("dtype", "direction", "distribution")
 
 Scalar = int | float | str
@@ -32,8 +32,8 @@ Axes = dict[str, Values]
 class ImplementationFilter(Strict):
     """Shell patterns on the names of implementations.
 
-    Controls always run, on the cases with the least and the most work, and with them the baselines
-    that they wrap. A candidate is not compared with a baseline that runs only for a control.
+    Controls always run, on the cases with the least and the most work. Baselines that they wrap run
+    there with them. A candidate is not compared with a baseline that runs only for a control.
     """
 
     only: list[str] = Field(default=["*"])

@@ -56,7 +56,7 @@ def resolve(
 ) -> Plan:
     """Return the plan of some matrices. If two name the same case, the first one counts.
 
-    brief: time each call once.
+    brief: time each implementation once.
     """
     narrowed.refuse_unknown(matrices, implementations)
     chosen: dict[str, PlannedCase] = {}
@@ -68,7 +68,7 @@ def resolve(
     whole = list(chosen.values())
     if brief:
         whole = [planned.model_copy(update={"case": _shorten(planned.case)}) for planned in whole]
-        # No verdict needs the checks of times, so nothing has to show that they work.
+        # A brief run gives no verdict on times, so only the controls of parity are needed.
         implementations = [i for i in implementations if i.caught_by in ("", "parity")]
     cases = _with_controls(shards.share(whole, shard), implementations)
     is_whole = shard == shards.ALL
@@ -104,7 +104,7 @@ def _shorten(case: Case) -> Case:
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """Add each control to the cases of least and most work of a direction, mode and dtype size."""
+    """Add controls to the cases with fewest and most bytes of each direction, mode and itemsize."""
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}
     works = {planned.id: ops.work(planned.case) for planned in cases}
@@ -120,7 +120,7 @@ def _with_controls(
         for group in groups.values():
             own = control.wraps or control.computes_by
             by = {own} if own else baselines
-            # If possible, cases that measure the control's baseline anyway.
+            # Prefer cases that measure the control's baseline anyway.
             ids = [c.id for c in group if by.intersection(c.implementations)]
             ids = ids or [c.id for c in group]
             for watched in {ids[0], ids[-1]}:
@@ -147,7 +147,7 @@ def _select(
     for pattern in [*selection.only, *selection.skip]:
         if pattern != "*" and not any(fnmatchcase(i.name, pattern) for i in of_op):
             where = (
-                f"{kernels.name} registers none of that name for this op; "
+                f"{kernels.name} registers none with such a name for this op; "
                 if kernels is not None
                 else "if it is your own, give its file: --kernels FILE.py; else, "
             )
@@ -172,7 +172,7 @@ def _select(
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    """Load matrices. Raises `UsageError` if an op from outside fails for one of the cases."""
+    """Load matrices. Raises `UsageError` if an op that does not ship fails for one of the cases."""
     matrices = [loaded for name in given for loaded in matrix.load(find_matrix(name))]
     for case in (case for loaded in matrices for case in loaded.cases):
         ops.refuse_unanswered(case)
@@ -180,6 +180,6 @@ def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
 
 
 def default_matrices(device: Device) -> list[str]:
-    """Return the names of the matrices that `all` measures without arguments."""
+    """Return the names of the matrices that `nsabench all` measures if none is given."""
     others = [name for name in shipped_matrices() if name != "quick"]
     return ["quick"] if device == "cpu" else others

@@ -13,9 +13,9 @@ from nsabench.model.plan import Device, ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
 
 ALL = "1/1"
-# Parity of an implementation and everything else before its samples. Compilation is extra.
+# For an implementation: parity and everything else before its samples, without compilation.
 SET_UP_S = {"cuda": 0.05, "cpu": 0.8}
-CPU_CALL_S, CPU_FLOP_S = 0.02, 1e10  # the least, and what a few cores reach on a long call
+CPU_CALL_S, CPU_FLOP_S = 0.02, 1e10  # least time of a call, and what a few cores reach in long ones
 # What a current GPU reaches on an op, not its peak.
 FLOP_S, BYTE_S = 1e14, 1e12
 # Work of a case besides its samples: inputs, the oracle in float64, and baselines that move far
@@ -25,7 +25,7 @@ Cases = list[PlannedCase]
 
 
 def share(cases: Sequence[PlannedCase], shard: str) -> Cases:
-    """Return the cases of the shard `i/n`, in the order of the plan, with each length series whole.
+    """Return the cases of the shard `i/n`, in the order of the plan. Length series are not split.
 
     Raises `UsageError` for a bad or empty shard.
     """
@@ -40,8 +40,8 @@ def share(cases: Sequence[PlannedCase], shard: str) -> Cases:
         series[ops.series_key(planned.case)].append(planned)
     if index > len(series):
         raise UsageError(
-            f"shard {shard} is empty: the {len(cases)} cases make {len(series)} length series, "
-            f"and a series stays in one shard",
+            f"shard {shard} is empty: the {len(cases)} cases form {len(series)} length series "
+            f"(cases that differ only in length), and a series is not split",
             f"take no more than {len(series)} shards.",
         )
     # Whole microseconds, so that a sum does not depend on its order.
@@ -66,7 +66,7 @@ def estimate_s(planned: PlannedCase, device: Device = "cuda") -> float:
 
 
 def _deal(series: Iterable[Cases], costs: Mapping[str, int], count: int) -> list[set[str]]:
-    """Return the case ids of each shard: the dearest series first, each to the cheapest shard."""
+    """Return the case ids of each shard. Series, by falling cost, go to the cheapest shard."""
     shards: list[set[str]] = [set() for _ in range(count)]
     spent = [0] * count
     priced = [(sum(costs[planned.id] for planned in cases), cases) for cases in series]
@@ -80,7 +80,7 @@ def _deal(series: Iterable[Cases], costs: Mapping[str, int], count: int) -> list
 def canary(
     cases: Sequence[PlannedCase], implementations: Sequence[ImplementationInfo], device: str
 ) -> PlannedCase | None:
-    """Return the case for all shards: of median work, if possible a forward on one stream."""
+    """Return the case that all shards measure: of median work, if possible a plain forward."""
     runs = {
         (i.op, i.name)
         for i in implementations

@@ -35,7 +35,7 @@ class KernelVariant:
 
     constants: what distinguishes the variant, such as "D=128 HEADS=8".
     threads, shared_bytes: threads and dynamic shared memory of a block.
-    compiler: its name and version. compile: returns the cubin or raises the compiler's error.
+    compiler: the compiler's name and version. compile: returns the cubin, or raises its error.
     """
 
     kernel: str
@@ -114,9 +114,9 @@ def implementation(
     compile_ahead: for kernels without Triton. It takes a compute capability (89) and returns all
       variants, or raises `Unsupported`.
     distributions, directions: the only ones that it supports; empty: all.
-    computes: the op that an alternative computes, for sizes that both ops have.
+    computes: the op that an alternative computes, on the sizes that both ops have.
     kind: `general` for a mask, a gather or FlexAttention, which take any selection of keys.
-    package: the library that it calls, if another distribution registers it.
+    package: the library that it calls, if that is not the distribution that registers it.
     compiled_by: the compiler of its kernels at run time: `triton`, `nvcc` or `cutlass`.
     """
     if role not in AUTHORED:
@@ -167,7 +167,7 @@ class Honest:
         return self.call(*tensors, **options)
 
 
-# Controls without an op, each with the names of its ops; empty: all ops.
+# Controls that wrap no baseline yet, each with the names of its ops; empty: all ops.
 tricks: list[tuple[Implementation, tuple[str, ...]]] = []
 
 
@@ -183,12 +183,12 @@ def control(
     modes: Sequence[str] = (),
     least: LeastWork = ANY_WORK,
 ) -> Callable[[F], F]:
-    """Register the decorated function as a control of these ops; none: of every op.
+    """Register the decorated function as a control of `ops`, or of every op if none is named.
 
-    It receives an `Honest` baseline first. wraps: whether its check compares it with that baseline.
-    needs_order: whether only the order of its work on streams is wrong, which must be shown.
-    directions, modes (`stream`, `graph`): the only ones that it is for; empty: all.
-    least: the least compulsory work of cases in which the trick can gain anything.
+    Its first argument is an `Honest` baseline. wraps: whether its check compares these two.
+    needs_order: whether it is right except for the order of its work on streams.
+    distributions, directions, modes (`stream`, `graph`): the only ones of its cases; empty: all.
+    least: the least compulsory work of its cases.
     """
 
     def register(call: F) -> F:

@@ -29,7 +29,7 @@ def load(
     *,
     ops_file: Path | None = None,
 ) -> list[Implementation]:
-    """Import all implementations, and add controls that wrap the first baseline of each op.
+    """Import all implementations. Add the controls, which wrap the first baseline of each op.
 
     expected: the sources to import, with their sha256; None: all. Raises `UsageError` for a source
     that has changed or cannot be imported, and what `validate` raises.
@@ -83,7 +83,7 @@ def _load_file(kernels: Path, content: bytes) -> None:
 
 
 def _name_module(kernels: Path) -> str:
-    """Make the folder and package of a file importable, and return its name in imports."""
+    """Make the folder and package of a file importable, and return the name of its module."""
     # At the end, so that no file of the user hides an installed module.
     sys.path.append(str(kernels.parent))
     names = [] if kernels.stem == "__init__" else [kernels.stem]

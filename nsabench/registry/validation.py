@@ -27,7 +27,7 @@ def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
             shared = set(trick.directions or op.directions) & set(op.directions)
             fits = set(trick.distributions) <= set(op.distributions)
             if devices and shared and fits and (not only or name in only):
-                # Where logits are large, rounding may hide what a control does.
+                # If logits are large, rounding may hide the mistake of a control.
                 small = tuple(d for d in op.distributions if op.logit(d) <= 1)
                 changed = {
                     "op": name,
@@ -74,11 +74,11 @@ def _validate_item(item: Implementation) -> None:
             "use up to 64 letters, digits, '_', '-' and '.'.",
         )
     if not item.devices:
-        raise UsageError(f"{label} runs on no device", f"devices are among {', '.join(Runs)}.")
+        raise UsageError(f"{label} runs on no device", f"name some of {', '.join(Runs)}.")
     if (item.role is Role.ALTERNATIVE) != bool(item.computes):
         raise UsageError(
             f"{label} has the role {item.role} and computes {item.computes!r}",
-            'only an alternative has computes, such as role="alternative", '
+            'give `computes` if and only if it is an alternative: role="alternative", '
             'computes="causal_attention".',
         )
     op = _get_computed_op(item, label)
