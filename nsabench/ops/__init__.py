@@ -95,7 +95,7 @@ def get(name: str, asked_by: str = "") -> Op:
         f"{asked_by}{': ' if asked_by else ''}there is no op {name!r}",
         f"did you mean {near[0]!r}?"
         if near
-        else f"the ops are {', '.join(names())}; one of your own comes with --ops FILE.py.",
+        else f"the ops are {', '.join(names())}; load your own with --ops FILE.py.",
     )
 
 
@@ -104,7 +104,7 @@ def sizes(case: Case) -> Shape:
 
 
 def computed(case: Case, name: str) -> Case:
-    """Return a case as one of the op `name`. Raises `UsageError` if the op has no such case."""
+    """Return the case for the op `name`, if that is not empty. Raises `UsageError` without one."""
     if not name:
         return case
     op = get(name)
@@ -126,7 +126,7 @@ def probes(case: Case) -> Mapping[str, Probe]:
 
 
 def series_key(case: Any) -> Hashable:
-    """Return a key that is equal for cases, or their records, that differ only in length."""
+    """Return a key that cases (or their records) share if they differ only in length."""
     inputs = case.op, case.dtype, case.direction, case.distribution, sizes_but_length(case)
     return *inputs, case.mode
 
@@ -162,7 +162,7 @@ def computed_work(case: Case, name: str) -> Work:
 
 
 def refuse_unanswered(case: Case) -> None:
-    """Raise `UsageError` if an op that does not ship cannot answer what a report asks of a case."""
+    """Raise `UsageError` if an op that does not ship fails in a method that reports need."""
     op = get(case.op)
     if op.name in shipped():
         return

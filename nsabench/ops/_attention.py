@@ -25,7 +25,7 @@ Axes = tuple[tuple[int, ...], tuple[int, ...]]
 Indices = dict[str, NDArray[np.int32]]
 Ints = NDArray[np.int64]
 
-# Values that have broken kernels before; any op may offer them beside its own distributions.
+# Distributions with values that have broken kernels. Any op may offer them beside its own.
 VALUES = ("large_logits", "one_hot", "negative_zero")
 LARGE_LOGIT, ONE_HOT = 1e4, 16
 LOGITS = {"large_logits": LARGE_LOGIT, "one_hot": float(ONE_HOT)}
@@ -75,8 +75,8 @@ class AttentionOp(Op):
 
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    gates: ClassVar[int] = 0  # of a query
-    # Distributions whose cases have the probes of the op's first distribution.
+    gates: ClassVar[int] = 0  # how many gates a query head has
+    # Cases with these distributions have the probes of the first distribution of the op.
     unprobed: ClassVar[tuple[str, ...]] = (*VALUES, "all_empty")
 
     def probes(self, case: Case) -> Mapping[str, Probe]:
@@ -86,7 +86,7 @@ class AttentionOp(Op):
 
     @abstractmethod
     def parts(self, inputs: Inputs) -> Iterable[AttentionPart]:
-        """Cut the op into parts that fit into memory."""
+        """Split the op into parts that fit into memory."""
 
     @abstractmethod
     def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
@@ -184,7 +184,7 @@ class AttentionOp(Op):
 
 
 def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor | None = None) -> Tensor:
-    """Compute softmax weights [...,H,L] of float64 q [...,H,D] on k; all 0 where no key is kept."""
+    """Compute softmax weights [...,H,L] of float64 q [...,H,D] on k, all 0 if no key is kept."""
     import torch
 
     scores = (q @ k.mT).mul_(scale)
@@ -211,7 +211,7 @@ def draw_qkv(
     keys: tuple[int, ...],
     shape: Any,
 ) -> dict[str, Tensor]:
-    """Draw q [*queries, D], k [*keys, D] and v [*keys, Dv]: normal, unless in one of `VALUES`.
+    """Draw q [*queries, D], k [*keys, D] and v [*keys, Dv]: normal, except for one of `VALUES`.
 
     large_logits: scaled logits of about +-1e4.
     one_hot: every element of a query is +-16, so that nearly all weight is on few keys.
@@ -219,7 +219,7 @@ def draw_qkv(
     """
     q, k = normal(*queries, shape.D), normal(*keys, shape.D)
     if distribution == "large_logits":
-        # The logit of normal vectors has unit variance under 1/sqrt(D).
+        # With the scale 1/sqrt(D), the logit of normal vectors has unit variance.
         q *= LARGE_LOGIT**0.5
         k *= LARGE_LOGIT**0.5
     elif distribution == "one_hot":

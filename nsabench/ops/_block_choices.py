@@ -1,4 +1,4 @@
-"""How the blocks of a query are drawn (op selection_blocks): numpy, on the host.
+"""Draw the blocks of each query (op selection_blocks) with numpy, on the host.
 
 A query sees the blocks 0 to n-1 and selects S of them, or all if n <= S. It always selects the
 first block and the last two, as NSA does (arXiv 2502.11089, section 4.1). The distribution chooses
@@ -31,7 +31,7 @@ DISTRIBUTIONS: tuple[str, ...] = (
     *("random", "local", "dense"),
     *("packed", "repeated", "empty_rows", "recorded"),
 )
-FORCED = 3
+FORCED = 3  # the first block and the last two
 FILE = "recorded.xz"
 CHANGED = 8  # in `local`, one of this many choices is drawn for each query
 
@@ -120,10 +120,10 @@ def _draw_local(
 def count_keys(
     distribution: str, position: Ints, heads: int, slots: int, block: int
 ) -> tuple[int, int]:
-    """Count the keys that all queries of a batch select, and the keys that some query selects."""
+    """Count the pairs of query and selected key, and the keys that at least one query selects."""
     own, within = position // block, position % block
     kept = slots - slots // 2 if distribution == "repeated" else slots
-    # In `repeated`, a query that could select all blocks gets the first ones only.
+    # In `repeated`, a query that could select all blocks selects only the first ones.
     has_own = (own < kept) | (own >= slots)
     keys = np.where(has_own, np.minimum(own, kept - 1) * block + within + 1, kept * block)
     selected, touched = heads * int(keys.sum()), heads * int(has_own.sum())
@@ -145,7 +145,7 @@ class Recording:
 
 
 def unpack_recording(data: bytes) -> Recording:
-    """Read a recording, of which each row is stored as its difference from the row before."""
+    """Read a recording. Each row is stored as its difference from the row before."""
     head, _, body = lzma.decompress(data).partition(b"\n")
     about = json.loads(head)
     changed = np.frombuffer(body, dtype=np.uint8).reshape(about["shape"])
@@ -171,7 +171,7 @@ def refuse_unrecorded(slots: int, block: int, tokens: int) -> None:
 
 def _repeat_recording(batches: int, tokens: int, heads: int, first: int) -> Ints:
     """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all."""
-    recording = read_recording()  # its heads are taken in a circle from number `first`
+    recording = read_recording()  # its heads are reused cyclically, from number `first`
     free, some = recording.slots - FORCED, slice(recording.slots * recording.block, tokens)
     chosen = np.zeros((batches, heads, tokens, free), dtype=np.int32)
     for number, of_head in enumerate(chosen.reshape(-1, tokens, free)):

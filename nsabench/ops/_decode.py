@@ -25,7 +25,7 @@ CACHES = by_device(
 
 @dataclass(frozen=True)
 class DecodeSizes:
-    """The sizes of a decode step that its tensors do not tell, as of `_nsa_equations.NsaSizes`."""
+    """The sizes of a decode step that do not follow from its tensors, as in `NsaSizes`."""
 
     block: int
     stride: int

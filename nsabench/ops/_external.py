@@ -59,9 +59,9 @@ def import_entry_point(name: str) -> Op:
 
 
 def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None = None) -> Op:
-    """Load the op of the user's file. Raises `UsageError` if the file is another, or has none.
+    """Load the op of the user's file. Raises `UsageError` if the file was changed, or has no op.
 
-    owned: names of other ops, each with its owner.
+    owned: names of other ops, each with a clause that says where it comes from.
     """
     known = expected_sha256 is not None
     content = sources.read(path, sources.PUT_BACK if known else "give --ops a file.")
@@ -122,7 +122,7 @@ def _find_misfit(op: Op) -> str:
     for several, kind in KINDS.items():
         values = getattr(op, several, None)
         if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
-            return f"has {several} that are no tuple of {kind.__name__}"
+            return f"has {several} that are not a tuple of {kind.__name__}"
     for several in ("arguments", "distributions", "directions"):
         if not getattr(op, several):
             return f"names no {several}, a tuple of at least one"
@@ -131,12 +131,12 @@ def _find_misfit(op: Op) -> str:
         return "has no shape_model, a subclass of Shape"
     for size, field in model.model_fields.items():
         if int not in (field.annotation, *get_args(field.annotation)):
-            return f"has a size {size!r} that is no whole number: make it a Size"
+            return f"has a size {size!r} that is not a whole number: make it a Size"
     if op.length_axis not in model.model_fields:
         return f"has no size {op.length_axis!r}, its length_axis"
     if Direction.BACKWARD in op.directions:
         if not op.differentiable or not set(op.differentiable) <= set(op.arguments):
-            return "has a backward and does not say by which arguments: differentiable"
+            return "has a backward, but `differentiable` is empty, or names a non-argument"
         for method in ("gradients", "differentiable_elements"):
             if getattr(type(op), method) is getattr(Op, method):
                 return f"has a backward and no {method}"

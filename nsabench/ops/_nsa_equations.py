@@ -12,12 +12,12 @@ from nsabench.ops._op import Shape, Size
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOCAL = 2  # the last blocks up to the query's own; they and the first are always selected
+LOCAL = 2  # the query's own block and the one before; these and the first are always selected
 # Two scores are distinct if they differ by more than this share. It is twice the largest error of
-# scores on drawn inputs: 2.8e-3 in bfloat16 and 3.7e-4 in float16.
+# scores on drawn inputs, which is 2.8e-3 in bfloat16 and 3.7e-4 in float16.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
-OF_ONE_KEY = 2  # The share is twice as large if a block is one compressed key.
-LEAST_SCORE = 1e-30  # A smaller score may be zero in float32.
+OF_ONE_KEY = 2  # the share is twice as large if a block is one compressed key
+LEAST_SCORE = 1e-30  # a smaller score may be zero in float32
 
 
 class CompressionSizes(Shape):
@@ -105,7 +105,7 @@ def rank_blocks(
 ) -> Tensor:
     """Compute scores [n,blocks] of weights [n,G,Nc], summed over the group (equations 9 and 10).
 
-    They are inf for forced blocks, and -inf for blocks after the query.
+    Blocks that are always selected have the score inf, and blocks after the query -inf.
     """
     import torch
 
@@ -139,5 +139,5 @@ def depends_on_rounding(ranked: Tensor, count: int, resolved: float) -> Tensor:
         return torch.zeros_like(ranked[:, 0], dtype=torch.bool)
     last, following = ranked.sort(1, descending=True).values[:, count - 1 : count + 1].unbind(1)
     distinct = (last - following) > resolved * last.clamp_min(LEAST_SCORE)
-    # A forced block is certain, as is one that no other could replace. Scores of zero are exact.
+    # Rounding changes no score of inf, -inf or zero.
     return ~(distinct | (last == float("inf")) | (following == float("-inf")) | (last == 0))

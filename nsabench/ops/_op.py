@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsabench.model.case import Case
 
 MOST = 1 << 53  # beyond any number of bytes or operations
-# Larger than any device holds. Products of a few sizes still fit 64 bits.
+# The limit is beyond the memory of any device, and products of a few sizes still fit 64 bits.
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
 
 
@@ -52,7 +52,7 @@ class Inputs:
 
     tensors: dict[str, Tensor]
     options: dict[str, Any]
-    # Chooses the queries that an oracle computes (`_sequences`). No implementation gets it.
+    # Chooses the queries that an oracle computes (`_sequences`). No implementation receives it.
     sample_seed: int = 0
 
     def replaced(self, tensors: Mapping[str, Tensor] | None = None, **options: Any) -> Inputs:
@@ -103,7 +103,7 @@ class Op(ABC):
     shape_model: ClassVar[type[Shape]]
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
     differentiable: ClassVar[tuple[str, ...]] = ()  # arguments with gradients
-    # Whether its oracle holds NaN in rows that are not compared (`_sequences`).
+    # Whether the oracle computes only a sample of queries, with NaN in the others (`_sequences`).
     samples_queries: ClassVar[bool] = False
     length_axis: ClassVar[str] = "L"  # the size that `length` returns
     distributions: ClassVar[tuple[str, ...]]  # the first is the default
@@ -112,7 +112,7 @@ class Op(ABC):
     check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
     def probes(self, case: Case) -> Mapping[str, Probe]:
-        """Return untimed calls, by name, that a kernel of the case must get right as well."""
+        """Return untimed calls, by name, that a kernel of the case must also get right."""
         return {}
 
     def call_form(self, name: str) -> str:
@@ -172,5 +172,5 @@ class Op(ABC):
         raise NotImplementedError
 
     def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute `oracle` and `gradients`. An op that finds both at once overrides it."""
+        """Compute `oracle` and `gradients`. An op that can compute both at once overrides this."""
         return self.oracle(inputs), self.gradients(inputs, grad_out)

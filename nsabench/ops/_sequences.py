@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 PACKED = "packed"
 QUERIES_AT_A_TIME = 512  # of a band, with the keys that they see
-# An oracle computes the queries of so many tokens, and a sample of more.
+# With more tokens than this, an oracle computes a sample of the queries.
 MOST_COMPUTED = 4096
 SAMPLE = 256
-# Numbers under 2^-14 have fewer bits in float16; seven are left here.
+# Factors of the gradient of unsampled and sampled outputs. In float16, 2^-17 keeps seven bits.
 QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
 LOUD = {"torch.float16": 2.0**3}
 CHECKED = by_device(
@@ -54,7 +54,7 @@ class SequencesShape(HeadsShape):
 
 
 def draw_lengths(shape: SequencesShape, distribution: str, seed: int) -> Ints:
-    """Draw the tokens of each sequence. Packed ones are very unequal and sum to B * T."""
+    """Draw the lengths of the sequences. Packed lengths are very unequal, and sum to B * T."""
     count, mean = shape.B, shape.T
     if distribution != PACKED:
         return np.full(count, mean)
@@ -103,9 +103,9 @@ def sample_tokens(inputs: Inputs) -> Tensor:
     total = k.shape[0] * k.shape[1]
     if total <= MOST_COMPUTED:
         return torch.arange(total, device=k.device)
-    # The draw of the queries and of the gradient depends on the choice, so it is the same in each
-    # process. It does not follow from the values: an implementation that knew the sampled queries
-    # could leave out the others.
+    # Every process must choose the same sample, since inputs are drawn to suit it. The sample does
+    # not follow from values that an implementation gets. Otherwise the implementation could find
+    # the sample, and leave out the other queries.
     generator = torch.Generator().manual_seed(inputs.sample_seed)
     places = torch.arange(SAMPLE) + torch.rand(SAMPLE, generator=generator)
     chosen = (places * (total / SAMPLE)).long().clamp_(max=total - 1)
@@ -126,7 +126,7 @@ def split_by_sequence(
 
 
 def quieten_unsampled(inputs: Inputs, normal: Tensor) -> Tensor:
-    """Return a gradient of the output [B,T,HQ,Dv] that is quiet where nothing is compared."""
+    """Return a gradient of the output [B,T,HQ,Dv], almost zero for queries outside the sample."""
     at = sample_tokens(inputs)
     if at.numel() == normal.shape[0] * normal.shape[1]:
         return normal
@@ -155,7 +155,7 @@ class SequenceOp(AttentionOp):
 
     @abstractmethod
     def seen(self, lengths: list[int], shape: Any) -> int:
-        """Return how many keys all queries of sequences of these lengths see together."""
+        """Count the pairs of a query and a key that it sees, in sequences of these lengths."""
 
     def count_keys(self, tokens: Ints, shape: Any) -> Ints:
         return tokens

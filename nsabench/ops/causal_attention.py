@@ -1,8 +1,8 @@
 """causal_attention: dense attention over everything up to the query itself.
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. It is what a model runs instead of
-`nsa_attention`. `packed`: B sequences lie one after another in q [1,B*T,HQ,D]. cu_seqlens int32
-[B+1] says where they begin, and max_seqlen (known on the host) that none is longer.
+`nsa_attention`. `packed`: B sequences follow one another in q [1,B*T,HQ,D]. cu_seqlens int32 [B+1]
+says where they begin. No sequence is longer than max_seqlen, which is known on the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nsabench.ops._sequences import SequenceOp, SequencesShape, quieten_unsample
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Weights in float64 at a time: a quarter of a GiB.
+# The most float64 weights in memory at a time: a quarter of a GiB.
 CHUNK_ELEMENTS = 1 << 25
 
 

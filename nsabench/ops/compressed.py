@@ -1,4 +1,4 @@
-"""compressed: attention over compressed keys, of which a query sees those that are complete.
+"""compressed: attention over compressed keys. A query sees the compressed keys that are complete.
 
 q [B,T,HQ,D], k [B,Nc,H,D], v [B,Nc,H,Dv] -> out [B,T,HQ,Dv]. Compressed key i stands for the tokens
 i * stride up to i * stride + block. Query t sees the first (t + 1 - block) // stride + 1 keys

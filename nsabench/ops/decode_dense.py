@@ -1,4 +1,4 @@
-"""decode_dense: one token against its whole cache, what a decoder without NSA does.
+"""decode_dense: one token against its whole cache, as in a decoder without NSA.
 
 q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv], the token itself at S - 1 -> out [B,HQ,Dv].
 """

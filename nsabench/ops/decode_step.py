@@ -4,7 +4,7 @@ q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv]; complete compressed keys k_cmp [B,
 [B,H,Nc,Dv]; gates [B,HQ,3] -> out [B,HQ,Dv]. The token itself is at S - 1. The gates weigh a
 compressed, a selected and a window branch in this order. The block scores choose the selection
 (arXiv 2502.11089, sections 3.2 and 3.3). One object, `sizes` (`DecodeSizes`), holds the sizes that
-the caches do not tell.
+do not follow from the caches.
 
 In drawn inputs the best blocks stand out, so that rounding cannot decide the selection.
 """
@@ -28,7 +28,7 @@ from nsabench.ops._op import Inputs, Work, draw_normal, extend_on_cpu
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOUDNESS = 20.0  # of a compressed key that is to be selected, along the sum of its queries
+LOUDNESS = 20.0  # norm of a compressed key whose block is to be selected
 
 
 class StepShape(NsaSizes, CacheShape):
@@ -65,7 +65,7 @@ class DecodeStep(DecodeOp):
     shape_model = StepShape
 
     def work(self, shape: StepShape, dtype: DType, distribution: str, seed: int) -> Work:
-        """Count once what a selected block and the window share."""
+        """Count the keys that are in a selected block and in the window as one read."""
         branches = super().work(shape, dtype, distribution, seed)
         begin = shape.blocks(seed) * shape.block_size
         end = np.minimum(begin + shape.block_size, shape.S)
@@ -105,7 +105,7 @@ class DecodeStep(DecodeOp):
 
 
 def _make_loud(q: Tensor, k_cmp: Tensor, chosen: Tensor, keys_a_block: int) -> None:
-    """Turn a compressed key [B,H,Nc,D] of each chosen block [B,H,n], in place, to its queries."""
+    """Set a compressed key [B,H,Nc,D] of each chosen block [B,H,n] to its queries' direction."""
     import torch
 
     b, h = k_cmp.shape[:2]

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 SIZES = ("block", "stride", "block_size", "n_selected", "window")
 TRIES = 64  # to draw queries whose selection rounding does not decide
-# Limits what is gathered for some queries, and their weights, to a quarter of a GiB in float64.
+# Limits the float64 keys, values and weights of a chunk of queries to a quarter of a GiB.
 CHUNK_ELEMENTS = 1 << 25
-# The share that the keys of a stride, and the queries of a group, have in common. As in a model,
-# neighbours are alike, so that their mean says something about them.
+# Factors of a normal part that the keys of a stride, and the queries of a group, have in common. As
+# in a model, neighbours are alike, so that their mean represents them.
 KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 

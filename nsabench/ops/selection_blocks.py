@@ -55,7 +55,7 @@ class SelectionBlocks(AttentionOp):
         return (shape.B, shape.T, shape.HQ), (shape.B, shape.T, shape.H)
 
     def count(self, shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
-        """A key that several queries select must come from memory only once."""
+        """Count as `AttentionOp` asks. A key that several queries select is read only once."""
         cu_seqlens, position = _place_tokens(shape, distribution, seed)
         selected, touched = _block_choices.count_keys(
             distribution, position, shape.H, shape.S, shape.block_size
@@ -72,7 +72,7 @@ class SelectionBlocks(AttentionOp):
         return {"block_indices": indices, **packed}
 
     def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
-        """With the option `causal` False, queries see all keys of their blocks."""
+        """Yield parts. If the option `causal` is False, queries see all keys of their blocks."""
         import torch
 
         q, k, v, chosen = (inputs.tensors[name] for name in self.arguments)
@@ -97,7 +97,7 @@ class SelectionBlocks(AttentionOp):
 
 
 def _place_tokens(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:
-    """Return cu_seqlens and the places of tokens. Raises `UsageError` if there is no such shape."""
+    """Return cu_seqlens, and the position of each token. `UsageError` if there is no such shape."""
     cu_seqlens = _block_choices.bound_sequences(distribution, shape.T, seed)
     if len(cu_seqlens) > 2 and shape.B != 1:
         raise UsageError(f"a packed batch is one row of tokens and B is {shape.B}", "give B 1.")

@@ -1,10 +1,10 @@
 """selection_ranges: every query attends to the union of n spans of its group's keys, in place.
 
 q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], ranges int32 [B,S,G,n,2] -> out [B,S,G,h,Dv]. Spans
-are half-open. Overlaps count once, and what lies outside the keys is cut off. A span whose end is
-not behind its start is empty. A query without keys gives zeros. selected_len: no query selects more
-keys; a model knows it on the host (n blocks of l'). (arXiv 2502.11089, section 3.3.2, without the
-gather.)"""
+are half-open. Overlaps count once, and parts outside of the keys are cut off. A span whose end is
+not after its start is empty. A query without keys gives zeros. No query selects more keys than
+selected_len, which is known on the host (n blocks of l'). (arXiv 2502.11089, section 3.3.2, without
+the gather.)"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from nsabench.ops._op import Inputs, Size, by_device
 
 # Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
 ORACLE_CHUNK_ELEMENTS = 1 << 24
-# They are drawn on the host, and counted in the supervisor: some GB at most.
+# Spans are drawn on the host, and counted in the supervisor: some GB at most.
 MOST_SPANS = 1 << 26
 BEYOND = 7  # keys that a span out of bounds reaches beyond the first or the last
 
@@ -91,7 +91,7 @@ class SelectionRanges(AttentionOp):
         return (shape.B, shape.S, shape.G, shape.H), (shape.B, shape.G, shape.S_kv)
 
     def count(self, shape: RangesShape, distribution: str, seed: int) -> tuple[int, int, int]:
-        """A key that several queries of a group select must come from memory only once."""
+        """Count as `AttentionOp` asks. A key that several queries select is read only once."""
         spans = _draw_spans(shape, distribution, seed)
         selected = int(_count_union(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
         touched = sum(
@@ -137,7 +137,7 @@ def _draw_rows(
     - touching: each begins where the last one ends.
     - overlapping: every other span covers half of the next one.
     - mixed: a row uses some of its spans, of very unequal lengths; the rest is empty.
-    - out_of_bounds: the first span begins before key 0, and the last ends behind the last key.
+    - out_of_bounds: the first span begins before key 0, and the last ends after the last key.
     - reversed: every other span has its ends swapped and is empty.
     - empty_rows: a quarter of the rows selects nothing. all_empty: no row selects a key.
     """
@@ -148,7 +148,7 @@ def _draw_rows(
     else:
         weights = np.ones((rows, count))
     widths = _split_total(weights, selected)
-    room = rng.exponential(1, (rows, count + 1))  # before, between and behind the spans
+    room = rng.exponential(1, (rows, count + 1))  # before, between and after the spans
     if distribution == "overlapping":
         room[:, 1:count:2] = 0
     elif distribution == "out_of_bounds":
@@ -189,7 +189,7 @@ def _count_union(spans: Ints, keys: int) -> Ints:
     clamped = np.clip(spans, 0, keys)
     order = np.argsort(clamped[..., 0], axis=1)
     starts, ends = (np.take_along_axis(clamped[..., i], order, 1) for i in (0, 1))
-    # Sorted by start, a span adds the keys behind all spans before it.
+    # In the order of their starts, each span adds its keys after the ends of all earlier spans.
     before = np.maximum.accumulate(np.pad(ends, ((0, 0), (1, 0)))[:, :-1], axis=1)
     sizes: Ints = np.maximum(ends - np.maximum(starts, before), 0).sum(1)
     return sizes

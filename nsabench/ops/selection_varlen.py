@@ -1,8 +1,8 @@
 """selection_varlen: rows of unequal length, their keys packed one after another.
 
 q [N,H,D], k [total,D], v [total,Dv], cu_seqlens int32 [N+1] -> out [N,H,Dv]. Row i attends to keys
-cu_seqlens[i] up to cu_seqlens[i+1]. A row without keys gives zeros. max_seqlen: no row has more
-keys. The caller knows it on the host.
+cu_seqlens[i] up to cu_seqlens[i+1]. A row without keys gives zeros. No row has more keys than
+max_seqlen, which is known on the host.
 """
 
 from __future__ import annotations
