@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests import forked
+from tests.shared_runs import TINY as TINY
 
 Nsabench = Callable[..., "subprocess.CompletedProcess[str]"]
-
-TINY = """
-op: selection_rows
-axes: {N: 4, H: 2, D: 32, L: [8, 16, 24]}
-implementations: {only: [sdpa_gqa, bmm_softmax, rows_group]}
-timing:
-  warmup_s: 0.005
-  stopping: {kind: fixed_count, rounds: 12}
-"""
 
 
 def command(*arguments: object) -> list[str]:

@@ -12,13 +12,13 @@ import pytest
 
 from nsabench import ops, registry, sources
 from nsabench.errors import UsageError
-from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Inputs, Shape, Size, _external
 from nsabench.running import planner, run
 from nsabench.verdicts import tables
 from tests import distributions
+from tests.checking import a_case
 from tests.runs import Made, make_plan, make_run
 
 RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
@@ -38,19 +38,14 @@ def changed(folder: Path, before: str, after: str) -> Path:
     return path
 
 
-def make_case(**changes: object) -> Case:
-    fields = {"op": "rmsnorm", "shape": {"M": 4, "D": 8}, "dtype": DType.FLOAT16}
-    fields |= {"direction": Direction.FORWARD, "distribution": "normal", "timeout_s": 60, "seed": 1}
-    return Case.model_validate({**fields, **changes})
-
-
 def test_an_op_of_a_file_is_an_op_like_any_other() -> None:
     assert "rmsnorm" not in ops.names()
     op = ops.load_file(RMSNORM)
     assert ops.load_file(RMSNORM) is op is ops.get("rmsnorm")
     assert "rmsnorm" in ops.names()
-    assert ops.work(make_case()).bytes_min == 2 * (2 * 32 + 8)
-    backward = ops.work(make_case(direction=Direction.BACKWARD))
+    sizes = {"M": 4, "D": 8}
+    assert ops.work(a_case("rmsnorm", sizes)).bytes_min == 2 * (2 * 32 + 8)
+    backward = ops.work(a_case("rmsnorm", sizes, direction=Direction.BACKWARD))
     assert backward.bytes_min == 2 * (2 * 32 + 8) + 2 * (32 + 8)
 
 
