@@ -59,8 +59,8 @@ def command(
 ) -> int:
     """Check one kernel for correctness and speed.
 
-    It takes seconds and needs no matrix. Baselines are timed in turn with the kernel. No control
-    runs, and nothing is decided or signed: `nsabench all` does that.
+    It takes seconds and needs no matrix. Baselines are timed in the same rounds as the kernel. No
+    control runs, and nothing is decided or signed: `nsabench all` does that.
 
     Example: nsabench check mine.py --shape N=1024,H=8,D=128,L=512
     """
@@ -106,13 +106,13 @@ def command(
 
 
 def _check(request: CheckRequest, as_json: bool) -> int:
-    # Say that a kernel is wrong before it is timed.
+    # On a terminal, say whether a kernel is right before it is timed.
     waits = not as_json and sys.stderr.isatty()
     say_once = functools.cache(functools.partial(say, err=True))
     results = check_file(
         request, lambda step: say_once(shown.describe_step(step)) if waits else None
     )
-    # 5: on this device every kernel declines.
+    # The code 5 says that no kernel supports these cases on this device.
     declined = all(a.record.status in DECLINED for a in results)
     code = 1 if any(map(shown.has_failed, results)) else NOT_TRIED if declined else 0
     if as_json:

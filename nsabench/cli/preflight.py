@@ -54,8 +54,7 @@ def command(
     compiled to a cubin, and not run. With --kernels, only candidates of that file are called.
 
     Exits with 1 if something fails. If a Triton does not support an architecture, the result is
-    `unsupported`. After an interrupt, the next preflight does not compile again what is in the
-    cache.
+    `unsupported`. After an interrupt, the next preflight reuses what is in the cache.
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """

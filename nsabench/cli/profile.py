@@ -24,8 +24,8 @@ from nsabench.sources import digest_of
 def command(run: Path, case: str, implementation: str, script: Path) -> None:
     """Write a script that calls one implementation.
 
-    FILE.py calls it on the inputs of one case, which are written to FILE.pt. It needs torch alone,
-    for a profiler or a bug report. CASE is the beginning of the id of a case.
+    FILE.py calls it on the inputs of one case, which are in FILE.pt. The script needs only torch:
+    run it under a profiler, or send it with a bug report. CASE is the beginning of a case's id.
 
     Example: nsabench profile results/rows 25b3bbb3bf1c mine alone.py
     """
@@ -48,8 +48,8 @@ def _write(run: Path, case: str, name: str, script: Path) -> Device:
     found = [planned for planned in plan.cases if planned.id.startswith(case)]
     if len(found) != 1 or not case:
         raise UsageError(
-            f"{len(found) or 'no'} cases of {plan.run_id} begin with {case!r}",
-            "give the id of one: the page and the log of a case name it.",
+            f"{len(found) or 'no'} case ids of {plan.run_id} begin with {case!r}",
+            "give the id of one case, which the report shows.",
         )
     [planned] = found
     if name not in planned.implementations:
@@ -65,6 +65,6 @@ def _write(run: Path, case: str, name: str, script: Path) -> Device:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise EnvironmentRefused(
-            f"the inputs could not be drawn: {last}", "`nsabench doctor` looks at this machine."
+            f"the inputs could not be drawn: {last}", "`nsabench doctor` may find the cause."
         )
     return plan.device

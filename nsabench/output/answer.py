@@ -19,7 +19,7 @@ YOURS, WRONG, FAILED_TO_RUN = "your kernel", "is wrong", "failed"
 def split_candidates(
     plan: Plan, records: Sequence[Record]
 ) -> tuple[list[Standing], list[Standing]]:
-    """Return the user's candidates and the others. Without any of the user, all are the first."""
+    """Return the user's candidates, and all others. If the user has none, the first has all."""
     everything = standings(records)
     own = [s for s in everything if is_of_the_user(plan, s.records[0])] or everything
     return own, [s for s in everything if s not in own]
@@ -72,7 +72,7 @@ def _name_outcome(records: Sequence[Record]) -> str:
 
 def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str]:
     """Return in words whether a candidate is right, its ratios, and from which length to use it."""
-    if all(r.median_ms is None for r in standing.right):  # the parts say why no length follows
+    if all(r.median_ms is None for r in standing.right):  # without times, nothing is decided
         decisions = []
     own = [d for d in decisions if (d.op, d.candidate) == (standing.op, standing.implementation)]
     open_, decided = list[str](), list[str]()
@@ -86,7 +86,7 @@ def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str
 
 def _explain(decision: Decision) -> str:
     by, reasons = decision.decided_by, decision.reasons
-    if by is None or decision.weakest or reasons[1:]:  # more than the case that fails
+    if by is None or decision.weakest or reasons[1:]:  # not only one case that fails
         return reasons[0] if reasons else ""
     found = by.comparison.verdict if by.record.status is Status.OK else by.record.status
     if found is by.comparison.verdict and by.lo is None:

@@ -1,6 +1,7 @@
 """The tables and sentences that the terminal, Markdown and pages (`templates/table.html.j2`) share.
 
-A cell is text from other people, unless its class is one of these.
+A plain string in a cell is text from other people. The subclasses of `str` below say how a cell is
+shown. Only `Ours` is not escaped.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -39,7 +40,7 @@ class Name(str):
 
 
 class Tag(str):
-    """A text in the colour of a word of a vocabulary. The word is the text by default."""
+    """A text in the colour of `word`, a word of a vocabulary. By default, the text is the word."""
 
     kind = "tag"
     word: str
@@ -65,7 +66,7 @@ class Link(str):
 
 
 class Ours(str):
-    """A text without any word of the run, such as a number."""
+    """A text of nsabench itself, such as a number."""
 
     kind = "ours"
 

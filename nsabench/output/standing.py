@@ -128,7 +128,7 @@ def is_of_the_user(plan: Plan, record: Record) -> bool:
 
 
 def name_untried(plan: Plan, records: Sequence[Record]) -> str:
-    """Return why no candidate was tried, or an empty text. The user's candidates count alone."""
+    """Return why no candidate was tried, or "". If the user has candidates, only those count."""
     candidates = [r for r in records if r.role is Role.CANDIDATE]
     judged = [r for r in candidates if is_of_the_user(plan, r)] or candidates
     if any(r.status not in DECLINED for r in judged):

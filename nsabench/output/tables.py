@@ -9,9 +9,9 @@ from nsabench.output.document import Block, Name, Ours, Sentence, TableBlock, Ta
 from nsabench.output.standing import judge
 
 MARKS = {
-    "*": "* no control showed that each check behind it works: see `unproven`",
-    "‡": "‡ to the best alternative: no baseline was timed",
-    "†": f"† {NO_SPECIALISED}: a ratio over 3, over masks, gathers or FlexAttention alone",
+    "*": "* no control showed that each check behind this verdict works: see `unproven`",
+    "‡": "‡ ratio to the best alternative, since no baseline was timed",
+    "†": f"† {NO_SPECIALISED}: a ratio over 3, and only to masks, gathers or FlexAttention",
 }
 MOST_CHARACTERS = 100  # of an example
 

@@ -1,4 +1,4 @@
-"""Renders pages. Each is one file that asks nothing of a network."""
+"""Renders pages. Each page is one file that needs no network."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def render(
 
 
 def rows(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return records by column, texts as indices and numbers with five digits."""
+    """Return records as columns: texts are indices into `strings`, numbers have five digits."""
     records = list(records)
     columns = {key: [r[key] for r in records] for key in (records[0] if records else ())}
     texts = {key: cells for key, cells in columns.items() if any(isinstance(c, str) for c in cells)}
@@ -80,7 +80,7 @@ def _pack(data: Mapping[str, Any]) -> str:
 
 
 def _make_safe(data: Any) -> Any:
-    """Return the data with its foreign texts made safe to show. Our own markup stays as it is."""
+    """Escape invisible characters in all texts, except in markup that nsabench itself made."""
     if isinstance(data, str):
         return data if hasattr(data, "__html__") else shown(data, lines=True)
     if isinstance(data, Mapping):
@@ -111,7 +111,7 @@ def draw(chart: str, points: Sequence[Mapping[str, Any]], axis: str) -> Markup:
     scale = {"title": axis, "values": sorted({point["length"] for point in points})}
     specification["layer"][0]["encoding"]["x"]["axis"] |= _make_safe(scale)
     svg: str = _import_vl_convert().vegalite_to_svg(specification)
-    # Show the label of a point under the pointer. The label is already escaped.
+    # Show a point's label as a tooltip. The label is already escaped.
     titled = re.sub(
         r'<path aria-label="([^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg
     )

@@ -1,6 +1,6 @@
 """Writes report.html, the page of one run.
 
-Each section has a template of its name, which sees the facts and the section's context `s`.
+Each section has a template of its name, which receives the facts and the section's context `s`.
 """
 
 from collections import Counter
@@ -78,7 +78,7 @@ def render_sections(
     facts: Facts | None = None,
     is_invalid: bool = False,
 ) -> str:
-    """Return the page of a run. contexts: by section; facts: None of an archived run."""
+    """Return the page of a run. contexts: by section name. facts: None for an archived run."""
     return html.render(
         "page.html.j2",
         SCRIPTS,
@@ -96,7 +96,7 @@ def render_sections(
 def data_of(
     records: Sequence[Record], ceilings: Ceilings, margin: float, tolerances: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return the data that the scripts of a page unpack. tolerances: MAE by case."""
+    """Return the data for the scripts of a page. tolerances: the largest MAE of each case."""
     limits = DeviceLimits.from_run(ceilings)
     constant = labels.constant(records)
     ops = {r.op for r in records}
@@ -143,7 +143,7 @@ def _list_comparison(found: Comparison | None, prefix: str) -> dict[str, Any]:
 
 
 def _list_quantiles(facts: Facts) -> list[list[int] | None]:
-    """Return quantiles of each record's samples, in steps of `GRAIN` from the median."""
+    """Return the quantiles of each record's samples: distances from the median in `GRAIN`s."""
     shares = np.linspace(0, 1, QUANTILES + 1)
     found: list[list[int] | None] = []
     for record in facts.records:
@@ -291,7 +291,7 @@ SECTIONS = (
     Section(
         "pays",
         "Pays",
-        "From which length on is it faster than what a model could run instead?",
+        "From which length is the op faster than what a model could run instead?",
         lambda facts: pays(facts.payments, facts.records),
         lambda facts: bool(facts.payments),
     ),

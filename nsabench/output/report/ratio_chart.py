@@ -1,4 +1,4 @@
-"""The chart on the first screen: how many times as fast a candidate is, over the length."""
+"""The chart on the first screen: the ratios of a candidate to its references, over the length."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class LeaderboardKey(NamedTuple):
 class Leaderboard:
     """A table of the implementations that are right in every case that they ran.
 
-    wrong: the other implementations, with what is wrong.
+    wrong: the names of the other implementations, and what is wrong with each.
     """
 
     place: LeaderboardKey
@@ -45,9 +45,9 @@ def is_paired(record: Record) -> bool:
 
 
 def leaderboards(runs: Iterable[Sequence[Record]]) -> list[Leaderboard]:
-    """Return the boards, unpaired software last. runs: records of each, the latest first.
+    """Return the boards, unpaired software last. runs: the records of each run, the latest first.
 
-    A board is of the run with the most times, so that a few cases do not replace it.
+    A board shows the run with the most times, so that a run of a few cases does not replace it.
     """
     largest: dict[LeaderboardKey, list[Record]] = {}
     for records in runs:
@@ -101,7 +101,7 @@ def _build_board(place: LeaderboardKey, rows: Sequence[Record]) -> Leaderboard:
 def _build_entry(
     name: str, rows: Sequence[Record], best: Mapping[str, float], regime: Regime, most: int
 ) -> tuple[tuple[object, ...], Sequence[str]]:
-    """Return the cells of an implementation, and its place. Alternatives come last.
+    """Return the sort key and the cells of an implementation. Alternatives come last.
 
     Times are ratios to the fastest right implementation. An implementation that is right in
     fewer than half of the cases comes after the others.

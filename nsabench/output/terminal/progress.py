@@ -32,13 +32,13 @@ class _Console(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        # Texts with a style do not pass `render_str`.
+        # Texts with a style do not go through `render_str`.
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else shown(text, lines=True), style, control)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return standard output. Without a terminal it is 160 columns wide, or as `COLUMNS` says."""
+    """Return a console. Without a terminal it has 160 columns, or as many as `COLUMNS` says."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else 160
     return _Console(stderr=stderr, width=width, soft_wrap=False, markup=False, emoji=False)

@@ -46,7 +46,7 @@ def print_summary(
     own_last = sorted(records, key=lambda r: is_of_the_user(finished.plan, r))
     for block in on_terminal(tables.candidates(own_last, wide=wide)):
         console.print(block)
-    # Programs that read a pipe look for whole sentences.
+    # Do not wrap lines in a pipe: programs search it for sentences.
     width = min(console.width, WIDTH) if console.is_terminal else sys.maxsize
     print_sentences(describe_end(finished, signed, width=width), console)
 
@@ -61,7 +61,7 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
     controls = {r.implementation for r in records if r.role is Role.CONTROL}
     grave = []
     for f in finished.results.findings:
-        # Findings in a caught control are expected, and a status has its reason beside it.
+        # Findings about controls are expected, and a finding that sets a status is shown with it.
         is_told = f.implementation in controls or f.effect in STATUS_OF
         is_note = f.effect is Effect.NOTE and f.case_id
         if verbose or f.effect is Effect.INVALID or not (is_told or is_note):
@@ -72,7 +72,7 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
 
 
 def _list_logs(finished: Finished) -> Iterator[str]:
-    """Yield what crashed, with the log that says more. The answer has what is wrong."""
+    """Yield failures with their logs, except wrong candidates, which the answer names."""
     compared = (r for r in finished.results.records if r.role is not Role.CONTROL)
     failed = [r for r in compared if r.status not in BENIGN]
     failed.sort(key=lambda r: not is_of_the_user(finished.plan, r))
@@ -163,7 +163,6 @@ def _describe_trust(finished: Finished, signed: str) -> str:
     if missed:
         names = ", ".join(sorted({r.implementation for r in missed}))
         everywhere = any(guarded_regime(r.caught_by) is None for r in missed)
-        parts.append(
-            f"{names} missed, so nothing is decided{'' if everywhere else ' in the queue'}"
-        )
+        where = "" if everywhere else " in the queue"
+        parts.append(f"{names} not caught, so nothing is decided{where}")
     return "; ".join([*parts, *filter(None, signed.splitlines())])

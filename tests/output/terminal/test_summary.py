@@ -166,7 +166,7 @@ def test_the_controls_are_listed_only_if_one_was_missed(tmp_path: Path) -> None:
     assert "zero_output" not in show(finish(tmp_path / "a", caught))
     assert "zero_output" in show(finish(tmp_path / "b", caught), verbose=True)
     shown = show(finish(tmp_path / "c", missed))
-    assert "zero_output missed, so nothing is decided" in shown
+    assert "zero_output" in shown and "nothing is decided" in shown
 
 
 def test_a_ratio_over_general_baselines_alone_is_in_no_average(tmp_path: Path) -> None:
