@@ -44,7 +44,7 @@ def generate(out: Path) -> None:
         passphrase = click.prompt("passphrase", hide_input=True, confirmation_prompt=True).encode()
     else:
         raise UsageError(
-            "a passphrase is needed, but no terminal is there to ask for it",
+            "a passphrase is needed, and standard input is not a terminal",
             f"set {PASSPHRASE_FILE} to a file that contains one.",
         )
     public = keys.generate(out, passphrase)

@@ -140,7 +140,7 @@ def _make_filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
         _DENY_ACCESS,
     ]
     lines += _match_calls(calls.lasting, [_DENY_ACCESS])
-    # Refuse datagram sockets also: they reach other processes without connect(2).
+    # Without `connects`, refuse datagram sockets also: they need no connect(2) to reach others.
     local = _match_values(0, _LOCAL, _ALLOW, _DENY_ACCESS) if connects else _match_connected()
     lines += _match_calls(calls.socket, local)
     itself = (0, os.getpid())
