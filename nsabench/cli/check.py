@@ -1,4 +1,3 @@
-import functools
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -108,9 +107,8 @@ def command(
 def _check(request: CheckRequest, as_json: bool) -> int:
     # On a terminal, say whether a kernel is right before it is timed.
     waits = not as_json and sys.stderr.isatty()
-    say_once = functools.cache(functools.partial(say, err=True))
     results = check_file(
-        request, lambda step: say_once(shown.describe_step(step)) if waits else None
+        request, lambda step: say(shown.describe_step(step), err=True) if waits else None
     )
     # The code 5 says that no kernel supports these cases on this device.
     declined = all(a.record.status in DECLINED for a in results)

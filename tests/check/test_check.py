@@ -169,7 +169,8 @@ def test_it_is_checked_again_whenever_it_is_saved(tmp_path: Path) -> None:
 def test_a_person_learns_at_once_whether_it_is_right(two: Path) -> None:
     """Before anything is timed: the steps of both come before the answer."""
     told = []
-    question = checking.CheckRequest(file=two, device="cpu", shapes=SMALL[-1:])
+    shapes = (*SMALL[-1:], "N=3,H=2,D=32,L=16")
+    question = checking.CheckRequest(file=two, device="cpu", shapes=shapes)
     checking.check_file(question, on_found=lambda step: told.append(describe_step(step)))
     assert told == ["right: RIGHT in its first calls", "first_half: WRONG in its first calls"]
 

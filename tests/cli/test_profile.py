@@ -31,6 +31,7 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, failed_run: 
     case, script = planned.case, tmp_path / "alone.py"
     done = invoke("profile", failed_run, planned.id[:8], "right", script)
     assert done.stdout.splitlines() == [str(script), str(tmp_path / "alone.pt")], done
+    assert done.stderr == f"next: python {script}\n", "a profiler of GPUs is of no use here"
     assert len(script.read_text().splitlines()) <= 90
     seed = input_seeds(plan.entropy, Purpose.MAIN, case)[0]  # as the run has drawn
     inputs = ops.get(case.op).draw(ops.sizes(case), case.dtype, "dense", seed, "cpu")
