@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from nsabench.evidence.manifest import seal, verify
 from nsabench.signing import Signer
@@ -13,40 +10,11 @@ from tests.evidence.manifest.test_tamper import resign
 from tests.runs import Made, make_run
 
 
-def lie(run: Path, signer: Signer, **change: Any) -> None:
-    """Sign another predicate than the files give. change: by field; `environment` is merged."""
-
-    def alter(statement: dict[str, Any]) -> None:
-        predicate = statement["predicate"]
-        predicate["environment"].update(change.pop("environment", {}))
-        predicate.update(change)
-
-    resign(run, alter, signer)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"environment": {"gpu": "NVIDIA B300"}}, "environment: environment.json: gpu is"),
-        ({"environment": {"torch": "9.9.9"}}, "environment: environment.json: torch is"),
-        ({"environment": {"commits": {"nsabench": "0" * 40}}}, "environment.json: commits is"),
-        ({"environment": {"complete": True}}, "environment.json: complete is False"),
-        ({"controls_caught": False}, "tables: what was signed: controls_caught is False"),
-    ],
-)
-def test_a_summary_that_lies(
-    run: Path, signer: Signer, change: dict[str, Any], sentence: str
-) -> None:
-    assert verify(run).broken is None
-    lie(run, signer, **change)
-    assert sentence in (verify(run).broken or "it passes")
-
-
 def test_an_uncaught_control_that_is_denied(tmp_path: Path, signer: Signer) -> None:
     run = make_run(tmp_path / "run", Made(control_caught=False), signer=signer)
     seal(run, signer)
     assert verify(run).broken is None
-    lie(run, signer, controls_caught=True)
+    resign(run, lambda s: s["predicate"].update(controls_caught=True), signer)
     assert "controls_caught is True and should be False" in (verify(run).broken or "")
 
 
