@@ -7,8 +7,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.evidence.manifest import seal
-from nsabench.signing import Signer
+from nsabench.signing import Signer, keys
+from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
 from tests.runs import make_run
+
+PASSPHRASE = "correct horse"
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +30,11 @@ def _signed(tmp_path_factory: pytest.TempPathFactory, signer: Signer) -> Path:
 def run(tmp_path: Path, _signed: Path) -> Path:
     """A signed run that a test may damage."""
     return Path(shutil.copytree(_signed, tmp_path / "run"))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> dict[str, str]:
+    """Variables that name a fresh key and its passphrase."""
+    (tmp_path / "pass").write_text(f"{PASSPHRASE}\nignored\n")
+    keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
+    return {KEY_FILE: str(tmp_path / "k.key"), PASSPHRASE_FILE: str(tmp_path / "pass")}

@@ -26,21 +26,10 @@ from nsabench.signing import Signer, keys, load_signer
 from nsabench.signing.signer import KEY, KEY_FILE, PASSPHRASE_FILE
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
+from tests.evidence.manifest.conftest import PASSPHRASE
 from tests.runs import make_run
 
-PASSPHRASE = "correct horse"
 KEYID = "a" * 64
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> dict[str, str]:
-    """Variables that name a fresh key and its passphrase."""
-    (tmp_path / "pass").write_text(f"{PASSPHRASE}\nignored\n")
-    keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
-    return {
-        KEY_FILE: str(tmp_path / "k.key"),
-        PASSPHRASE_FILE: str(tmp_path / "pass"),
-    }
 
 
 def test_a_generated_key_is_encrypted_and_private(tmp_path: Path, made: dict[str, str]) -> None:

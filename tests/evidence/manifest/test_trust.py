@@ -15,8 +15,7 @@ from nsabench.evidence.manifest.statement import Library, Trust
 from nsabench.evidence.manifest.verify import read_plan
 from nsabench.model.plan import LibraryRelease, Plan
 from nsabench.model.source import Source
-from nsabench.signing import Signer, keys, load_signer
-from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
+from nsabench.signing import Signer, load_signer
 from nsabench.verdicts.tables import read_records
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
@@ -61,25 +60,19 @@ def test_an_unfinished_run_is_to_be_finished(tmp_path: Path) -> None:
     assert "--resume" not in verify(run).remedy
 
 
-def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench) -> None:
+def test_what_the_command_requires(
+    run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[str, str]
+) -> None:
     """Without --require: ephemeral, and pinned with --key."""
-    passphrase = tmp_path / "passphrase"
-    passphrase.write_text("long enough to be one\n")
-    public = keys.generate(tmp_path / "k.key", b"long enough to be one")
+    public = tmp_path / "k.key.pub"
     assert nsabench("verify", run).returncode == 0
-    done = nsabench("verify", run, "--key", tmp_path / "k.key.pub")
+    done = nsabench("verify", run, "--key", public)
     assert done.returncode == 4 and "the run is unpinned and pinned is required" in done.stderr
-    done = nsabench("verify", run, "--key", tmp_path / "k.key.pub", "--require", "unpinned")
-    assert done.returncode == 0
-    made = {
-        KEY_FILE: str(tmp_path / "k.key"),
-        PASSPHRASE_FILE: str(passphrase),
-    }
+    assert nsabench("verify", run, "--key", public, "--require", "unpinned").returncode == 0
     signer = load_signer(made)
-    assert signer.keyid == keys.keyid_of(public)
     mine = make_run(tmp_path / "mine", signer=signer)
     seal(mine, signer)
-    assert nsabench("verify", mine, "--key", tmp_path / "k.key.pub").returncode == 0
+    assert nsabench("verify", mine, "--key", public).returncode == 0
     (run / MANIFEST).unlink()
     assert nsabench("verify", run).returncode == 4
     assert nsabench("verify", run, "--require", "unsigned").returncode == 0
