@@ -75,16 +75,16 @@ gpu-self-check *arguments: install
 
 # One implementation against itself in 20 processes of three shapes: what does a process change? (CUDA)
 gpu-offsets: install
-    {{ python }} -m tests.gpu.process_offsets results/offsets
+    {{ python }} -m tools.process_offsets results/offsets
 
 # How far off is the worst row of every honest implementation? Into results/worst-rows, on all GPUs
 gpu-worst-rows seconds="600" workers="14": install
     mkdir -p results/worst-rows
-    {{ python }} -m tests.gpu.worst_rows cuda results/worst-rows {{ seconds }} {{ workers }}
+    {{ python }} -m tools.worst_rows cuda results/worst-rows {{ seconds }} {{ workers }}
 
 # A small model learns for SECONDS; what its layers select becomes the distribution `recorded` (CUDA)
 gpu-record seconds="400": install
-    {{ python }} -m tests.gpu.record_selections {{ seconds }} nsabench/ops/recorded.xz
+    {{ python }} -m tools.record_selections {{ seconds }} nsabench/ops/recorded.xz
 
 # Are the kernels here as fast as those of another checkout? `just gpu-against ../older` (CUDA)
 gpu-against other *arguments: install
@@ -96,11 +96,11 @@ gpu-versions folder *arguments: install
 
 # Tritons as small archives, for a GPU host with that Python and no network: under 64 MiB each
 pack-tritons folder versions="3.1.0,3.3.1,3.5.1,3.7.1,3.9.0" python_there="3.12": install
-    {{ python }} -m tests.gpu.pack_tritons pack "{{ folder }}" "{{ versions }}" "{{ python_there }}"
+    {{ python }} -m tools.pack_tritons pack "{{ folder }}" "{{ versions }}" "{{ python_there }}"
 
 # The archives of ARCHIVES that pack-tritons made, unpacked below FOLDER
 unpack-tritons archives folder:
-    {{ python }} -m tests.gpu.pack_tritons unpack "{{ folder }}" "{{ archives }}"
+    {{ python }} -m tools.pack_tritons unpack "{{ folder }}" "{{ archives }}"
 
 # How long each call of the kernels holds the CPU, beside SDPA, and where that goes (CUDA)
 gpu-host *arguments: install

@@ -15,14 +15,14 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import DType
 from nsabench.ops._block_choices import Recording, read_recording, unpack_recording
-from tests import recordings
+from tools import recordings
 
 BLOCK, SLOTS, HEADS, TOKENS = 16, 5, 3, 400
 OP = ops.get("selection_blocks")
 
 # What a GPU makes in minutes, in one that fits Triton's interpreter.
 SMALL = """
-from tests.gpu.record_selections import Sizes, main
+from tools.record_selections import Sizes, main
 sizes = Sizes(layers=2, dim=16, heads=2, kv_heads=1, head_dim=16, block_size=16, n_selected=4,
               window=16, batch=1, tokens=96, recorded=128)
 main("60", {file!r}, sizes, 2)

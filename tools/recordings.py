@@ -1,17 +1,14 @@
 """How recordings of chosen blocks are made (the distribution `recorded` of block selection)."""
 
-from __future__ import annotations
-
 import json
 import lzma
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nsabench.ops._block_choices import Recording
 
 
-def of_selection(selection: NDArray[np.int32], block: int, made: str) -> Recording:
+def of_selection(selection, block, made):
     """Make a recording of block_indices [heads, T, S], each row with the forced blocks, -1 for
     none.
 
@@ -33,7 +30,7 @@ def of_selection(selection: NDArray[np.int32], block: int, made: str) -> Recordi
     return Recording(block, slots, made, np.packbits(bits, axis=-1))
 
 
-def pack(recording: Recording) -> bytes:
+def pack(recording):
     """Return a recording as `unpack` takes it."""
     chosen = recording.chosen
     about = {name: getattr(recording, name) for name in ("block", "slots", "made")}
@@ -44,7 +41,7 @@ def pack(recording: Recording) -> bytes:
     return lzma.compress(plain, preset=9 | lzma.PRESET_EXTREME)
 
 
-def agreement(recording: Recording, neighbours: int) -> float:
+def agreement(recording, neighbours):
     """Return how many different blocks so many consecutive queries choose together, forced ones
     included: the mean over heads and stretches."""
     begin = recording.slots * recording.block

@@ -1,32 +1,28 @@
 """By how much do processes differ? One implementation against itself, in 20 processes.
 
-    python -m tests.gpu.process_offsets FOLDER
+    python -m tools.process_offsets FOLDER
 
 Prints the standard deviation between processes of the ratio of two medians, and how much of it the
 rounds of one process explain. FOLDER, which must not exist, gets the log of each process.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import Regime
 from nsabench.running.planner import make_plan
-from nsabench.verdicts.attempts import CaseState
 from tests import main_pass
 
 HERE = Path(__file__).parent
+KERNELS = HERE.parent / "tests/gpu/self_check.py"
 PROCESSES, RESAMPLES = 20, 400
 
 
-def log_ratio(one: Observation, other: Observation, regime: Regime) -> tuple[float, float]:
+def log_ratio(one, other, regime):
     """Return the logarithm of the ratio of two medians and its standard error, in one process."""
     times = [np.array(o.timings(regime).time_ms) for o in (one, other)]
     rounds = min(map(len, times))
@@ -36,16 +32,16 @@ def log_ratio(one: Observation, other: Observation, regime: Regime) -> tuple[flo
     return math.log(np.median(a) / np.median(b)), float(drawn.std())
 
 
-def measure(folder: Path) -> Iterator[CaseState]:
+def measure(folder):
     """Yield each shape as measured by each of the processes."""
-    plan = make_plan([str(HERE / "process_offsets.yaml")], "cuda", HERE / "self_check.py")
+    plan = make_plan([str(HERE / "process_offsets.yaml")], "cuda", KERNELS)
     for number in range(PROCESSES):
         here = folder / str(number)
         with main_pass.executor_of(plan, here) as executor:
             yield from main_pass.measure(plan, here, executor)
 
 
-def main(folder: Path) -> None:
+def main(folder):
     groups = defaultdict(list)
     for state in measure(folder):
         pair = [o for o in state.observations if o.implementation.startswith("self_")]

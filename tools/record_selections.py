@@ -1,13 +1,11 @@
 """Train a small language model with NSA, and record which blocks its layers select on other text.
 
-    python -m tests.gpu.record_selections SECONDS FILE
+    python -m tools.record_selections SECONDS FILE
 
 The selections are the distribution `recorded` of block selection. The text is Python's standard
 library, of which one file in sixteen is held out. Printed last: how many different blocks
 consecutive queries select together.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -16,7 +14,6 @@ import platform
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +21,11 @@ import numpy as np
 import torch
 from nsa_kernels import NSAttention, compressed_attention_with_scores, select_blocks
 from nsa_kernels.attention.rotary import positions_of, rotate
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy, pad, rms_norm
 
 from nsabench.ops._block_choices import Recording
-from tests import recordings
+from tools import recordings
 
 HELD_OUT = 16
 NEIGHBOURS = (2, 4, 8, 16)
@@ -60,7 +56,7 @@ class Sizes:
 
 
 class Layer(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes):
         super().__init__()
         self.attention = NSAttention(
             sizes.dim,
@@ -77,10 +73,9 @@ class Layer(nn.Module):
         self.wide = nn.Linear(sizes.dim, 4 * sizes.dim, bias=False)
         self.narrow = nn.Linear(4 * sizes.dim, sizes.dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x + self.attention(normal(x))
-        out: Tensor = x + self.narrow(torch.relu(self.wide(normal(x))).square())
-        return out
+        return x + self.narrow(torch.relu(self.wide(normal(x))).square())
 
 
 class Model(nn.Module):
@@ -89,28 +84,27 @@ class Model(nn.Module):
     A byte is embedded with the few bytes before it, since a layer learns words late.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes):
         super().__init__()
         self.sizes = sizes
         self.embeddings = nn.ModuleList(nn.Embedding(256, sizes.dim) for _ in range(sizes.context))
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
         self.logits = nn.Linear(sizes.dim, 256, bias=False)
 
-    def embed(self, text: Tensor) -> Tensor:
+    def embed(self, text):
         """[B, T, dim]; before the first byte there are NUL bytes."""
         x = text.new_zeros(*text.shape, self.sizes.dim, dtype=torch.float32)
         for back, embedding in enumerate(self.embeddings):
             x = x + embedding(pad(text, (back, 0))[:, : text.shape[1]])
         return x
 
-    def forward(self, text: Tensor) -> Tensor:
+    def forward(self, text):
         x = self.embed(text)
         for layer in self.layers:
             x = layer(x)
-        logits: Tensor = self.logits(normal(x))
-        return logits
+        return self.logits(normal(x))
 
-    def selections(self, text: Tensor) -> Iterator[Tensor]:
+    def selections(self, text):
         """block_indices int32 [T, H, S] of each layer, for one text [1, T]."""
         sizes, x = self.sizes, self.embed(text)
         position = positions_of(x)
@@ -131,14 +125,14 @@ class Model(nn.Module):
             x = layer(x)
 
 
-def normal(x: Tensor) -> Tensor:
+def normal(x):
     return rms_norm(x, x.shape[-1:])
 
 
-def library() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def library():
     """The sources of Python's library: those to learn from, and those held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    parts = ([], [])
     for file in sorted(root.rglob("*.py")):
         name = file.relative_to(root)
         if name.parts[0] not in ("site-packages", "dist-packages"):
@@ -148,7 +142,7 @@ def library() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return learnt, held_out
 
 
-def train(model: Model, text: NDArray[np.uint8], seconds: float, steps: int) -> tuple[int, float]:
+def train(model, text, seconds, steps):
     """Learn until the seconds or the steps are spent: steps taken, and the last loss (nats)."""
     sizes, device = model.sizes, model.logits.weight.device
     rng = np.random.default_rng(0)
@@ -179,7 +173,7 @@ def train(model: Model, text: NDArray[np.uint8], seconds: float, steps: int) -> 
 
 
 @torch.no_grad()
-def record(model: Model, text: NDArray[np.uint8], made: str) -> Recording:
+def record(model, text, made):
     """The choices of every layer and KV head on the first tokens of a text."""
     device = model.logits.weight.device
     rows = torch.from_numpy(text[: model.sizes.recorded].copy()).to(device).long()[None]
@@ -191,7 +185,7 @@ def record(model: Model, text: NDArray[np.uint8], made: str) -> Recording:
     return recordings.of_selection(selection, model.sizes.block_size, made)
 
 
-def fewer(recording: Recording, most: int) -> tuple[Recording, bytes]:
+def fewer(recording, most):
     """As many heads, evenly over the layers, as fit so many bytes."""
     heads = len(recording.chosen)
     for count in range(heads, 0, -1):
@@ -203,7 +197,7 @@ def fewer(recording: Recording, most: int) -> tuple[Recording, bytes]:
     raise SystemExit(f"one head alone takes more than {most} bytes; record fewer tokens")
 
 
-def main(seconds: str, file: str, sizes: Sizes = Sizes(), steps: int = 1 << 30) -> None:
+def main(seconds, file, sizes=Sizes(), steps=1 << 30):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = Model(sizes).to(device)

@@ -1,13 +1,11 @@
 """Tritons as archives that are small enough to be carried to a GPU host that has no network.
 
-    python -m tests.gpu.pack_tritons pack FOLDER 3.1.0,3.9.0 PYTHON
-    python -m tests.gpu.pack_tritons unpack FOLDER ARCHIVES
+    python -m tools.pack_tritons pack FOLDER 3.1.0,3.9.0 PYTHON
+    python -m tools.pack_tritons unpack FOLDER ARCHIVES
 
 Packed are PyPI's wheels for the Python of that host, such as 3.12: their symbols are stripped, and
 programs that only look at machine code are left out.
 """
-
-from __future__ import annotations
 
 import shutil
 import subprocess
@@ -23,13 +21,13 @@ NOT_NEEDED = ("cuobjdump", "nvdisasm")  # of an NVIDIA backend: compilation asks
 MOST_BYTES = 64 << 20
 
 
-def pack(folder: Path, versions: str, python: str) -> list[Path]:
+def pack(folder, versions, python):
     """An archive a version. Raises `SystemExit` where one is too large to be carried."""
     folder.mkdir(parents=True, exist_ok=True)
     return [_pack(folder, version, python) for version in targets.parse_tritons(versions)]
 
 
-def _pack(folder: Path, version: str, python: str) -> Path:
+def _pack(folder, version, python):
     archive = folder / f"{version}{SUFFIX}"
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary) / version
@@ -50,7 +48,7 @@ def _pack(folder: Path, version: str, python: str) -> Path:
     return archive
 
 
-def unpack(folder: Path, archives: Path) -> list[Path]:
+def unpack(folder, archives):
     """Every archive of a folder, below another one; what is there already is left alone."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -63,7 +61,7 @@ def unpack(folder: Path, archives: Path) -> list[Path]:
     return made
 
 
-def main() -> None:
+def main():
     match sys.argv[1:]:
         case ["pack", folder, versions, python]:
             pack(Path(folder), versions, python)

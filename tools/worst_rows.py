@@ -5,8 +5,6 @@ each op, result and format, as a whole and in one row, in units of the case's re
 timed. `just gpu-worst-rows` runs it.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -14,14 +12,11 @@ import queue
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from nsabench import ops
 from nsabench.checks.parity import is_unconditioned, resolution, result_of, row_ratio
-from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import DType, Mode, Role
 from nsabench.planning import matrix, resolve
@@ -32,9 +27,9 @@ ATTEMPTS, RETRY_S = 4, 4.0
 OUT_OF_MEMORY = "OutOfMemoryError"
 
 
-def cases(names: list[str]) -> list[Case]:
+def cases(names):
     """Every shape, direction and distribution of the matrices once a format, in random order."""
-    found: dict[str, Case] = {}
+    found = {}
     paths = [resolve.find_matrix(name) for name in names] or resolve.shipped_matrices().values()
     for path in paths:
         for loaded in matrix.load(path):
@@ -48,17 +43,17 @@ def cases(names: list[str]) -> list[Case]:
     return mixed
 
 
-def _about(case: Case) -> dict[str, Any]:
+def _about(case):
     return case.model_dump(
         mode="json", include={"op", "shape", "direction", "distribution", "dtype"}
     )
 
 
-def _case(row: dict[str, Any]) -> str:
+def _case(row):
     return str([row[name] for name in ("op", "shape", "direction", "distribution", "dtype")])
 
 
-def measure(case: Case, device: str, kernels: list[Any]) -> list[dict[str, Any]]:
+def measure(case, device, kernels):
     """The rows of a case; tried again where others on the same GPU left too little memory."""
     import torch
 
@@ -79,7 +74,7 @@ def measure(case: Case, device: str, kernels: list[Any]) -> list[dict[str, Any]]
     return rows or [{**_about(case), "implementation": "", "reason": reason[:200]}]
 
 
-def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any]]:
+def _rows(case, device, kernels):
     import torch
 
     from nsabench.checker import compare as errors_of
@@ -138,7 +133,7 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
         torch.cuda.empty_cache()
 
 
-def work(tasks: Any, results: Any, device: str, end: float, number: int) -> None:
+def work(tasks, results, device, end, number):
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
 
@@ -153,9 +148,9 @@ def work(tasks: Any, results: Any, device: str, end: float, number: int) -> None
         results.put(measure(case, device, kernels) if time.time() < end else [])
 
 
-def table(found: list[dict[str, Any]]) -> Iterator[str]:
+def table(found):
     """The greatest of each group, and what the bound accuses. A result at a time."""
-    groups: dict[tuple[str, ...], list[tuple[float, float, dict[str, Any]]]] = defaultdict(list)
+    groups = defaultdict(list)
     for row in found:
         if row.get("bounded"):
             group = (row["op"], result_of(row["worst_row_at"]), row["dtype"])
@@ -176,7 +171,7 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{whole:.2f} as a whole, {one:.2f} in one row: {row}"
 
 
-def main(device: str, folder: str, seconds: str, workers: str, *names: str) -> None:
+def main(device, folder, seconds, workers, *names):
     """Measure for so many seconds, go on where the file in the folder ends, and print the table."""
     context = multiprocessing.get_context("spawn")
     tasks, results = context.Queue(), context.Queue()
