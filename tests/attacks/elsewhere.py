@@ -8,15 +8,12 @@ combo `cpu`; it is started as `nsabench images run` starts it, with the tests in
 reads.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -35,14 +32,14 @@ TIME_LIMIT_S = 1800
 FEW = "rewrites_the_bench or kept_by_address or leaves_an_orphan"
 
 
-def pytest_in(temporary: str, arguments: Sequence[str]) -> list[str]:
+def pytest_in(temporary, arguments):
     return [
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
         *("--basetemp", temporary, *(arguments or ["tests/attacks/test_attacks.py"])),
     ]
 
 
-def as_user(arguments: Sequence[str]) -> int:
+def as_user(arguments):
     """Run the tests as a user other than root; the exit code of pytest."""
     with tempfile.TemporaryDirectory(prefix="attacks-", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, *pytest_in(f"{folder}/tests", arguments)]
@@ -55,7 +52,7 @@ def as_user(arguments: Sequence[str]) -> int:
     return done.returncode
 
 
-def _demoted(command: Sequence[str], folder: str) -> str:
+def _demoted(command, folder):
     """Return a shell script that root runs in its own view of the files. The script makes visible
     what the tests need, at its usual path, even if a parent folder is closed to other users. The
     rest of such a folder stays hidden."""
@@ -76,7 +73,7 @@ def _demoted(command: Sequence[str], folder: str) -> str:
     return "\n".join([*lines, "exec " + shlex.join([*become, *command])])
 
 
-def _closed(path: Path) -> Iterator[Path]:
+def _closed(path):
     """The outermost folder around it that others may not enter, if there is one."""
     for folder in reversed(path.parents):
         if not folder.stat().st_mode & 0o001:
@@ -84,7 +81,7 @@ def _closed(path: Path) -> Iterator[Path]:
             return
 
 
-def in_container(arguments: Sequence[str], image: str = "") -> int:
+def in_container(arguments, image=""):
     """Run the tests in an image: read-only, no network, uid 1000, no powers. The exit code."""
     client = daemon.connect()
     image = image or tag(COMBO)
@@ -115,7 +112,7 @@ def in_container(arguments: Sequence[str], image: str = "") -> int:
             container.remove(force=True)
 
 
-def _copy_pytest(to: Path) -> None:
+def _copy_pytest(to):
     """pytest and what it needs, which no image has; all of it is Python."""
     to.mkdir()
     names = ["pytest", "pytest-timeout"]

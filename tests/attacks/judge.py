@@ -2,10 +2,8 @@
 
 import atexit
 import ctypes
-import fcntl
 import json
 import os
-import platform
 import signal
 import sys
 import time
@@ -36,14 +34,6 @@ def kills_whom_it_can(q, k, v, sm_scale):
             os.kill(int(folder.name), signal.SIGCONT)  # a signal that ends no process
 
 
-@attack("crashed", DENIED)
-def seeks_what_the_referee_wrote(q, k, v, sm_scale):
-    for folder in Path(os.environ["TMPDIR"]).parent.parent.glob("nsabench-*"):
-        for path in (*folder.glob("*.in"), *folder.glob("*puts")):
-            path.read_bytes()
-        folder.joinpath("inputs").open("ab")
-
-
 def template():
     """Return the process that all workers are forked from, also the workers of isolated
     baselines."""
@@ -55,12 +45,6 @@ def template():
             if b"nsabench.worker" in line and line.split(b"\0")[3:6] == ours:
                 return int(folder.name)
     raise LookupError("there is no template")
-
-
-@attack("crashed", DENIED)
-def slows_who_comes_after(q, k, v, sm_scale):
-    """Forked processes inherit a priority, so a rival that runs alone is slowed as well."""
-    os.setpriority(os.PRIO_PROCESS, template(), 1)
 
 
 @attack("ok")
@@ -81,40 +65,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 @attack("crashed", DENIED)
-def holds_what_others_open(q, k, v, sm_scale):
-    """Take a lease on a file: a process that opens it, such as a baseline's worker, waits for 45
-    s."""
-    with Path(nsabench.__file__).with_name("conclusion.py").open("rb") as file:
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-
-
-@attack("crashed", DENIED)
 def shows_others_a_file_of_its_own(q, k, v, sm_scale):
     """With all powers in a namespace of its own it would mount what it likes."""
     libc.unshare(0x10000000)  # CLONE_NEWUSER
     libc.unshare(0x00020000)  # CLONE_NEWNS
     refused(libc.mount(b"none", os.environ["TMPDIR"].encode(), b"tmpfs", 0, None))
-
-
-@attack("crashed", DENIED)
-def takes_a_descriptor_of_its_parent(q, k, v, sm_scale):
-    """The log's, say, which stays open after it was hidden."""
-    pidfd = os.pidfd_open(os.getppid())
-    refused(libc.syscall(438, pidfd, 3, 0))  # pidfd_getfd
-
-
-@attack("crashed", DENIED)
-def leaves_a_queue(q, k, v, sm_scale):
-    refused(libc.mq_open(b"/nsabench-attack", os.O_CREAT | os.O_RDWR, 0o600, None))
-    libc.mq_unlink(b"/nsabench-attack")
-
-
-@attack("crashed", DENIED)
-def leaves_a_key(q, k, v, sm_scale):
-    """In the keyring of its user, where the next run finds it."""
-    add_key = {"x86_64": 248, "aarch64": 217}[platform.machine()]
-    refused(libc.syscall(add_key, b"user", b"nsabench-attack", b"answer", 6, -4))
 
 
 @attack("crashed", "closed the descriptor")

@@ -11,11 +11,8 @@ worked as fast as its baseline, a gain could be chance. If it slowed its baselin
 would show that as well.
 """
 
-from __future__ import annotations
-
 import gc
 import time
-from typing import Any
 
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -24,7 +21,7 @@ from nsabench import implementation
 SLOW_S = 0.01  # the time of an honest call, which an attack tries to hide
 
 
-def attack(status: str, says: str = "", *, device: str = "cpu"):
+def attack(status, says="", *, device="cpu"):
     """Register `call(q, k, v, sm_scale)`, for one device or `any`."""
 
     devices = ("cpu", "cuda") if device == "any" else (device,)
@@ -57,7 +54,7 @@ def slow(q, k, v, sm_scale):
     return honest(q, k, v, sm_scale)
 
 
-def instances(name: str) -> list[Any]:
+def instances(name):
     """Everything in this process that is of a class of this name."""
     gc.unfreeze()
     return [one for one in gc.get_objects() if type(one).__name__ == name]

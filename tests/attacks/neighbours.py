@@ -3,16 +3,12 @@
 import ctypes
 import itertools
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.attacks.kit import attack, honest
 
@@ -52,56 +48,6 @@ def returns_one_buffer(q, k, v, sm_scale):
 @attack("wrong", "changed settings of the process: num_threads")
 def takes_threads(q, k, v, sm_scale):
     torch.set_num_threads(torch.get_num_threads() + 1)
-
-
-@attack("wrong", "changed settings of the process: deterministic_algorithms")
-def slows_everybody(q, k, v, sm_scale):
-    torch.use_deterministic_algorithms(True)
-
-
-@attack("wrong", "changed settings of the process: autocast on the CPU")
-def casts_what_others_compute(q, k, v, sm_scale):
-    torch.set_autocast_enabled("cpu", True)
-
-
-class Ears(TorchFunctionMode):
-    def __torch_function__(self, function, types, given=(), options=None):
-        return function(*given, **(options or {}))
-
-
-@attack("wrong", "changed settings of the process: modes of torch functions")
-def hears_what_others_call(q, k, v, sm_scale):
-    out = honest(q, k, v, sm_scale)
-    Ears().__enter__()
-    return out
-
-
-class Gate(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, given=(), options=None):
-        return function(*given, **(options or {}))
-
-
-@attack("wrong", "changed settings of the process: modes of torch dispatch")
-def stands_before_each_operator(q, k, v, sm_scale):
-    out = honest(q, k, v, sm_scale)
-    Gate().__enter__()
-    return out
-
-
-@attack("wrong", "changed settings of the process: timers")
-def rings_while_others_compute(q, k, v, sm_scale):
-    signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.setitimer(signal.ITIMER_REAL, 100, 100)
-
-
-@attack("wrong", "changed settings of the process: profile function")
-def follows_each_call(q, k, v, sm_scale):
-    sys.setprofile(lambda *_: None)
-
-
-@attack("wrong", "changed settings of the process: switch interval")
-def keeps_its_thread(q, k, v, sm_scale):
-    sys.setswitchinterval(1.0)
 
 
 @attack("wrong", "is a view with the negative bit set")

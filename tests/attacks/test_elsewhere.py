@@ -1,7 +1,5 @@
 """A few attacks as a user; `just attacks-as-user` makes them all, and so in a container."""
 
-from __future__ import annotations
-
 import os
 import shutil
 
@@ -16,6 +14,6 @@ from tests.worker.test_sandbox import needs_landlock
 @pytest.mark.skipif(
     not all(map(shutil.which, ("unshare", "setpriv"))), reason="needs util-linux: unshare, setpriv"
 )
-def test_a_few_gain_nothing_as_a_user(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_few_gain_nothing_as_a_user(capfd):
     assert elsewhere.as_user(["tests/attacks/test_attacks.py", "-k", elsewhere.FEW]) == 0
     assert f"{len(elsewhere.FEW.split(' or '))} passed" in capfd.readouterr().out

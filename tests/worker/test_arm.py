@@ -11,6 +11,7 @@ from random import Random
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import gqa
@@ -42,13 +43,18 @@ def counted(call):
     return implementation
 
 
-def modes_of_functions():
-    return torch._C._len_torch_function_stack()
-
-
-class Ears(TorchFunctionMode):
+class FunctionMode(TorchFunctionMode):
     def __torch_function__(self, function, types, given=(), options=None):
         return function(*given, **(options or {}))
+
+
+class DispatchMode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, given=(), options=None):
+        return function(*given, **(options or {}))
+
+
+def note_nothing(*_):
+    """A profile function."""
 
 
 def item(call=honest, name="mine"):
@@ -219,7 +225,15 @@ SETTINGS = {
         True,
     ),
     "switch interval": (sys.getswitchinterval, sys.setswitchinterval, 1.0),
-    "modes of torch functions": (modes_of_functions, lambda _: Ears().__enter__(), 1),
+    "profile function": (sys.getprofile, sys.setprofile, note_nothing),
+    "modes of torch functions": (
+        *(torch._C._len_torch_function_stack, lambda _: FunctionMode().__enter__()),
+        1,
+    ),
+    "modes of torch dispatch": (
+        *(torch._C._len_torch_dispatch_stack, lambda _: DispatchMode().__enter__()),
+        1,
+    ),
     "sdp.order": (
         *(torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
         [0, 1, 2, 3, 4],

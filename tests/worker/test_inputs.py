@@ -1,14 +1,17 @@
-"""Sets of inputs: what is exchanged, how many there are, and how little memory it takes."""
+"""Sets of inputs: what is exchanged, and that sums of their bits see each change."""
 
 from random import Random
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsabench.delivery import draw
 from nsabench.model.case import Timing
 from nsabench.worker import inputs
-from nsabench.worker.inputs import InputSets
+from nsabench.worker.inputs import FOLD, Cut, InputSets, Sums
 from tests.checking import a_case, desk_of, sets_of
 
 
@@ -60,3 +63,93 @@ def test_a_change_is_seen_however_a_tensor_lies(monkeypatch, kind):
     assert sets.repair() and sets.find_change() == ""
     sets.sets[0].tensors["k"].data = torch.zeros_like(sets.sets[0].tensors["k"])
     assert sets.find_change() == "its input k"  # and not what its memory was before
+
+
+@given(data=st.binary(min_size=4, max_size=70_000), start=st.integers(0, 3), at=st.integers(0))
+def test_sums_see_each_bit_wherever_the_tensor_begins(data, start, at):
+    given_ = torch.frombuffer(bytearray(data[: len(data) // 2 * 2]), dtype=torch.int16)
+    begun = torch.cat([torch.zeros(start, dtype=torch.int16), given_])[start:]
+    sums = Sums([given_]).now()
+    assert torch.equal(Sums([begun]).now(), sums)
+    begun[at % len(begun)] ^= 1
+    assert not torch.equal(Sums([begun]).now(), sums)
+
+
+@pytest.mark.parametrize("bits", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("words", [0, 1, FOLD - 1, FOLD, 3 * FOLD + 5])
+@pytest.mark.parametrize("rest", [0, 1])
+def test_sums_of_a_fold_are_those_of_its_words(bits, words, rest):
+    """They wrap around where they do not fit."""
+    limits = torch.iinfo(bits)
+    values = torch.randint(limits.min, limits.max, (words * 64 // limits.bits + rest,), dtype=bits)
+    values[: len(values) // 2] = limits.max
+    whole = np.frombuffer(values.numpy().tobytes()[: len(values) * limits.bits // 64 * 8], np.int64)
+    folded = whole[: whole.size // FOLD * FOLD].reshape(-1, FOLD)
+    left = values[whole.size * 64 // limits.bits :].numpy()
+    sums = [folded.sum(0), folded.sum(1)] if folded.size else []
+    wanted = np.concatenate([*sums, whole[folded.size :], left])
+    got = Sums([values]).now()
+    assert got.dtype == torch.int64 and np.array_equal(got[0].numpy(), wanted)
+
+
+def several():
+    """Return tensors of the kinds that an op has. Their lengths differ, and some are too short for
+    a fold. One is transposed in memory, and one begins between two words."""
+    made = torch.Generator().manual_seed(0)
+    tensors = [
+        torch.randn(4 * FOLD * rows + over, generator=made).to(torch.bfloat16)
+        for rows, over in ((3, 0), (2, 7), (0, 9), (300, 1))
+    ]
+    tensors += [torch.randn(FOLD, 5, generator=made, dtype=torch.float64) for _ in range(2)]
+    tensors.append(torch.randn(FOLD, 64, generator=made).mT)
+    tensors.append(torch.randn(2 * FOLD + 1, generator=made)[1:])
+    return tensors
+
+
+@pytest.fixture(params=["as on a GPU", "each by itself"])
+def gathered(request, monkeypatch):
+    most = 8 * FOLD * 100 if request.param == "as on a GPU" else 0
+    monkeypatch.setattr(Cut, "is_gathered", property(lambda cut: 0 < cut.folded.nbytes <= most))
+
+
+@pytest.mark.usefixtures("gathered")
+@pytest.mark.parametrize("which", range(8))
+def test_sums_of_many_tensors_see_a_change_in_any(which):
+    tensors = several()
+    sums = Sums(tensors)
+    right = sums.now()
+    for at in (0, tensors[which].numel() // 2, tensors[which].numel() - 1):
+        place = np.unravel_index(at, tensors[which].shape)
+        before = tensors[which][place].clone()
+        tensors[which][place] += 1
+        assert not torch.equal(sums.now(), right)
+        tensors[which][place] = before
+        assert torch.equal(sums.now(), right)
+    # Two values are swapped: within one row of the fold, and within one column.
+    flat = tensors[which].view(-1) if tensors[which].is_contiguous() else None
+    in_a_word = 8 // tensors[which].element_size()
+    for other in (in_a_word, FOLD * in_a_word) if flat is not None else ():
+        if other < flat.numel():
+            flat[[0, other]] = flat[[other, 0]]
+            assert not torch.equal(sums.now(), right)
+            flat[[0, other]] = flat[[other, 0]]
+    assert torch.equal(sums.now(), right)
+
+
+@pytest.mark.usefixtures("gathered")
+def test_sums_of_many_tensors_follow_one_that_moves():
+    tensors = several()
+    sums = Sums(tensors)
+    right = sums.now()
+    tensors[0].data = tensors[0].clone()
+    assert torch.equal(sums.now(), right)
+    tensors[0].data = torch.zeros_like(tensors[0])
+    assert not torch.equal(sums.now(), right)
+
+
+@pytest.mark.parametrize("kind", ["every other", "one for all"])
+def test_sums_are_of_values_that_lie_apart(kind):
+    """A kernel may return a view, of any strides."""
+    values = torch.arange(8 * FOLD, dtype=torch.float32)
+    view = values[::2] if kind == "every other" else values[:1].expand(4 * FOLD)
+    assert torch.equal(Sums([view]).now(), Sums([view.clone()]).now())

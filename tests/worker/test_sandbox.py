@@ -1,4 +1,4 @@
-"""Try what foreign code can do in a worker, both as root and as a user."""
+"""Try what foreign code can do in a worker, and bring the caches that it wrote to another."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ ATTEMPTS = {
     "schedules its parent": "os.sched_setscheduler(PARENT, os.SCHED_OTHER, os.sched_param(0))",
     "leaves shared memory": "LIBC.shmctl(done(LIBC.shmget(0, 1, 0o1600)), 0, None)",
     "sets an attribute": "os.setxattr(HOME + '/mine.py', 'user.x', b'1')",
+    "leaves a queue": "done(LIBC.mq_open(b'/x', os.O_CREAT | os.O_RDWR, 0o600, None)); "
+    "LIBC.mq_unlink(b'/x')",
+    "leaves a key": "done(LIBC.syscall(ADD_KEY, b'user', b'nsabench-test', b'x', 1, -4))",
+    "takes a descriptor of its parent": "done(LIBC.syscall(438, os.pidfd_open(PARENT), 1, 0))",
+    "holds what others open": "fcntl.fcntl(open(HOME + '/mine.py'), fcntl.F_SETLEASE, 0)",
     "leaves a core": "resource.setrlimit(resource.RLIMIT_CORE, (1, 1))",
 }
 ALLOWED = {
@@ -66,7 +72,7 @@ ALLOWED = {
     "names a thread": "open('/proc/self/comm', 'w').write('x')",
 }
 SCRIPT = """
-import ctypes, fcntl, json, os, resource, shutil, signal, socket, struct, subprocess, sys
+import ctypes, fcntl, json, os, platform, resource, shutil, signal, socket, struct, subprocess, sys
 import tempfile, termios
 from nsabench.worker.protocol import Sandbox
 from nsabench.worker import sandbox
@@ -82,6 +88,7 @@ if given["abi"]:
 sandbox.enter(Sandbox.model_validate(given["sandbox"]))
 TMP = tempfile.gettempdir()
 LIBC, TO_PARENT = ctypes.CDLL(None), struct.pack("i", PARENT)
+ADD_KEY = {"x86_64": 248, "aarch64": 217}[platform.machine()]
 def done(result):
     if result < 0:
         raise OSError
@@ -243,3 +250,74 @@ def test_everything_but_what_is_hidden_is_granted(tmp_path):
     assert granted == {tmp_path / "a" / "d", tmp_path / "a" / "b" / "file", tmp_path / "e"}
     assert set(sandbox.paths_except([], tmp_path)) == {tmp_path}
     assert set(sandbox.paths_except([tmp_path], tmp_path)) == set()
+
+
+@pytest.fixture
+def others(tmp_path):
+    (tmp_path / "others/triton/a").mkdir(parents=True)
+    (tmp_path / "others/triton/a/kernel.cubin").write_bytes(b"x" * 100)
+    return tmp_path / "others"
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own/triton").mkdir(parents=True)
+    return tmp_path / "own"
+
+
+def test_files_come_as_they_are_and_links_as_links(others, own):
+    secret = others.parent / "secret"
+    secret.write_text("of the key")
+    kernel = others / "triton/a/kernel.cubin"
+    kernel.chmod(0o500)
+    os.utime(kernel, ns=(1, 10**18 + 1))  # ninja compares to the nanosecond
+    (others / "triton/link").symlink_to(secret)
+    sandbox.copy_caches(others, own)
+    brought = (own / "triton/a/kernel.cubin").stat()
+    assert (brought.st_mtime_ns, brought.st_mode & 0o777) == (10**18 + 1, 0o500)
+    assert (own / "triton/link").is_symlink()
+    assert sorted(path.name for path in (own / "triton/a").iterdir()) == ["kernel.cubin"]
+
+
+def test_what_was_chosen_beside_others_is_not_brought(others, own):
+    """Triton and Inductor keep which variant was the fastest, while a dozen others used the GPU."""
+    for name in ("parallel_nsa_fwd_kernel.autotune.json", "k.best_config", "parallel.json"):
+        (others / "triton/a" / name).touch()
+    sandbox.copy_caches(others, own)
+    kept = {path.name for path in (own / "triton/a").iterdir()}
+    assert kept == {"kernel.cubin", "parallel.json"}
+
+
+def _a_pipe(cache):
+    os.mkfifo(cache / "pipe")  # to open it would last for ever
+
+
+def _too_much(cache):
+    (cache / "kernel.cubin").touch()
+
+
+def _a_link_in_its_place(cache):
+    cache.rename(cache.with_name("away"))
+    cache.symlink_to("/dev")
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+def test_a_large_cache_is_not_walked_to_its_end(others, own, monkeypatch, make):
+    for name in range(50):
+        make(others / "triton" / str(name))
+    clock = count()
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(sandbox, "_COPYING_S", 5.0)
+    sandbox.copy_caches(others, own)
+    assert next(clock) < 10 and not any((own / "triton").iterdir())
+
+
+@pytest.mark.parametrize("hostile", [_a_pipe, _too_much, _a_link_in_its_place])
+def test_a_cache_that_cannot_be_brought_whole_is_left_out(others, own, monkeypatch, hostile):
+    if hostile is _too_much:
+        monkeypatch.setattr(sandbox, "_COPYING_S", -1.0)
+    hostile(others / "triton")
+    sandbox.copy_caches(others, own)
+    assert [path.name for path in own.iterdir()] == ["triton"] and not any(
+        (own / "triton").iterdir()
+    )
