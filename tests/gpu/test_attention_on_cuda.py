@@ -1,28 +1,18 @@
 """nsa_attention and its alternatives on a CUDA device, compared with the oracle as in a run."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from random import Random
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.untimed,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from nsabench import ops, registry
+from nsabench.checks import parity as checks
+from nsabench.failure import Failure
+from nsabench.model.case import Timing
+from nsabench.model.vocabulary import Direction, DType, Role, Status
+from tests.checking import a_case, arm_of, desk_of, sets_of
 
-from nsabench import ops, registry  # noqa: E402
-from nsabench.checker.compare import Errors  # noqa: E402
-from nsabench.checks import parity as checks  # noqa: E402
-from nsabench.failure import Failure  # noqa: E402
-from nsabench.model.case import Case, Timing  # noqa: E402
-from nsabench.model.vocabulary import Direction, DType, Role, Status  # noqa: E402
-from nsabench.registry import Implementation  # noqa: E402
-from nsabench.worker.inputs import InputSets  # noqa: E402
-from tests.checking import a_case, arm_of, desk_of, sets_of  # noqa: E402
+pytestmark = [pytest.mark.gpu, pytest.mark.untimed]
 
 DEVICE = "cuda"
 OP = "nsa_attention"
@@ -40,24 +30,22 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def items() -> dict[str, Implementation]:
+def items():
     return {i.name: i for i in registry.load() if i.op == OP}
 
 
 @pytest.fixture(autouse=True)
-def _memory_of_nobody() -> Iterator[None]:
+def _memory_of_nobody():
     yield
     torch.cuda.empty_cache()
 
 
-def case_of(
-    shape: dict[str, int], tokens: int, distribution: str, dtype: DType, direction: Direction
-) -> Case:
+def case_of(shape, tokens, distribution, dtype, direction):
     fields = {"dtype": dtype, "direction": direction, "distribution": distribution}
     return a_case(OP, {**SIZES, **shape, "T": tokens}, timing=Timing(rotate=2), **fields)
 
 
-def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
+def checked(item, case, sets):
     """Return the errors of a call. Raises `Failure` as a worker would."""
     arm = arm_of(item, ops.computed(case, item.computes), sets, Random(0))
     arm.check()
@@ -66,7 +54,7 @@ def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
     return errors
 
 
-def assert_honest(errors: Errors, case: Case) -> None:
+def assert_honest(errors, case):
     """Assert that rounding explains the errors."""
     resolved = checks.resolution(case)
     assert errors.rel_l2 <= resolved
@@ -75,7 +63,7 @@ def assert_honest(errors: Errors, case: Case) -> None:
 
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize(("shape", "tokens", "distribution", "dtype"), CASES)
-def test_the_library_is_right(items, shape, tokens, distribution, dtype, direction) -> None:
+def test_the_library_is_right(items, shape, tokens, distribution, dtype, direction):
     case = case_of(shape, tokens, distribution, dtype, direction)
     sets = sets_of(case, DEVICE)
     errors = checked(items["nsa"], case, sets)
@@ -84,7 +72,7 @@ def test_the_library_is_right(items, shape, tokens, distribution, dtype, directi
     assert_honest(checked(items["torch_nsa"], case, sets), case)
 
 
-def test_some_queries_of_a_long_sequence_are_compared(items) -> None:
+def test_some_queries_of_a_long_sequence_are_compared(items):
     for direction in Direction:
         case = case_of(WIDE, 16384, "dense", DType.BFLOAT16, direction)
         errors = checked(items["nsa"], case, sets_of(case, DEVICE))
@@ -98,7 +86,7 @@ OF_PACKAGES = ("flash_attn", "flash_attn_4")
 
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("distribution", ["dense", "packed"])
-def test_alternatives_are_right_or_say_why_not(items, distribution, direction) -> None:
+def test_alternatives_are_right_or_say_why_not(items, distribution, direction):
     case = case_of(MANY, 1000, distribution, DType.BFLOAT16, direction)
     dense = ops.computed(case, "causal_attention")
     sets, right = sets_of(case, DEVICE, "causal_attention"), []
@@ -118,7 +106,7 @@ def test_alternatives_are_right_or_say_why_not(items, distribution, direction) -
 
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("name", ["gates_all_one", "window_one_short"])
-def test_controls_are_found_wrong(items, name, direction) -> None:
+def test_controls_are_found_wrong(items, name, direction):
     shape = {**MANY, **NARROW}
     case = case_of(shape, 1000, "dense", DType.BFLOAT16, direction)
     with pytest.raises(Failure) as caught:

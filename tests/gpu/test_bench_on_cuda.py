@@ -1,28 +1,24 @@
 """The bench itself on a CUDA device: its timer, its controls, and what hostile kernels do to it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from nsabench.model.job import Job
 from nsabench.model.plan import PlannedCase
 from nsabench.model.vocabulary import Purpose, Role, Status, Verdict
 from nsabench.verdicts.tables import read_records
+from nsabench.worker.guard import own_stream
 from tests import main_pass
 from tests.checking import a_case, plan_of
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+
 HERE = Path(__file__).parent
 
 ROWS = """
@@ -45,7 +41,7 @@ from nsabench.implementations.baselines.selection_rows import gqa
 """
 
 
-def run(folder: Path, matrix: str, kernels: str = "", code: int | None = 0) -> list[dict[str, Any]]:
+def run(folder, matrix, kernels="", code=0):
     """Run `nsabench all`, and return its records. code: what it exits with; None: anything."""
     (folder / "m.yaml").write_text(matrix)
     (folder / "mine.py").write_text(HEADER + kernels)
@@ -69,12 +65,12 @@ def run(folder: Path, matrix: str, kernels: str = "", code: int | None = 0) -> l
 
 
 @pytest.fixture(scope="module")
-def of_rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def of_rows(tmp_path_factory):
     """The records of one run of ROWS, which several tests look at."""
     return run(tmp_path_factory.mktemp("rows"), ROWS)
 
 
-def test_every_control_is_caught_and_no_other_fails(of_rows: list[dict[str, Any]]) -> None:
+def test_every_control_is_caught_and_no_other_fails(of_rows):
     controls = [r for r in of_rows if r["role"] == "control"]
     assert len({r["implementation"] for r in controls}) >= 20
     others = [r for r in of_rows if r["role"] != "control"]
@@ -117,7 +113,7 @@ GRAPHS_AND_GRADIENTS = {
 
 
 @pytest.mark.parametrize("op", GRAPHS_AND_GRADIENTS)
-def test_in_graphs_and_in_a_backward_every_check_is_proven(op: str, tmp_path: Path) -> None:
+def test_in_graphs_and_in_a_backward_every_check_is_proven(op, tmp_path):
     matrix, names = GRAPHS_AND_GRADIENTS[op]
     records = run(tmp_path, f"op: {op}\n{matrix}")
     controls = [r for r in records if r["role"] == "control"]
@@ -148,14 +144,14 @@ FORWARDS_AND_STEPS = {
 
 
 @pytest.mark.parametrize("name", FORWARDS_AND_STEPS)
-def test_no_forward_and_no_step_is_without_a_roofline(name: str, tmp_path: Path) -> None:
+def test_no_forward_and_no_step_is_without_a_roofline(name, tmp_path):
     records = run(tmp_path, FORWARDS_AND_STEPS[name])
     assert {r["caught"] for r in records if r["implementation"] == name} == {"caught"}
     judged = [r for r in records if r["role"] == "candidate" and r["median_ms"]]
     assert judged and not any("roofline" in r["unproven"] for r in judged)
 
 
-def test_graph_mode_measures_the_same_work(tmp_path: Path) -> None:
+def test_graph_mode_measures_the_same_work(tmp_path):
     for mode in ("stream", "graph"):
         (tmp_path / mode).mkdir()
     timing = "timing: {mode: MODE, stopping: {kind: fixed_count, rounds: 60}}\n"
@@ -177,7 +173,7 @@ def test_graph_mode_measures_the_same_work(tmp_path: Path) -> None:
         assert medians[0] < 1.1 * medians[1] + 2e-3, (key, medians)
 
 
-def test_known_shapes_grow_with_their_work(of_rows: list[dict[str, Any]]) -> None:
+def test_known_shapes_grow_with_their_work(of_rows):
     records = [r for r in of_rows if r["implementation"] == "sdpa_gqa"]
     by_bytes = sorted(records, key=lambda r: r["bytes_min"])
     assert [r["median_ms"] for r in by_bytes] == sorted(r["median_ms"] for r in by_bytes)
@@ -232,7 +228,7 @@ def honest(q, k, v, *, sm_scale):
 
 
 @pytest.mark.untimed
-def test_hostile_kernels_end_no_other(tmp_path: Path) -> None:
+def test_hostile_kernels_end_no_other(tmp_path):
     names = "illegal_access, endless_kernel, does_not_compile, wants_all_memory, honest, sdpa_gqa"
     records = run(
         tmp_path,
@@ -241,7 +237,7 @@ def test_hostile_kernels_end_no_other(tmp_path: Path) -> None:
         HOSTILE,
         code=1,
     )
-    statuses: dict[str, set[str]] = {}
+    statuses = {}
     for r in records:
         if r["role"] != "control":
             statuses.setdefault(r["implementation"], set()).add(r["status"])
@@ -285,7 +281,7 @@ def mine(q, k, v, *, sm_scale):
 """
 
 
-def test_work_on_a_stream_of_its_own_beside_the_others_wins_nothing(tmp_path: Path) -> None:
+def test_work_on_a_stream_of_its_own_beside_the_others_wins_nothing(tmp_path):
     matrix = "op: selection_rows\naxes: {N: 1024, H: 8, D: 128, L: [64, 256]}\n"
     run(tmp_path, matrix, NEIGHBOUR, code=None)
     mine = [r for r in read_records(tmp_path / "run") if r.implementation == "mine"]
@@ -304,6 +300,7 @@ def waits(q, k, v, *, sm_scale):
 def mine(q, k, v, *, sm_scale):
     return gqa(q, k, v, sm_scale)
 """
+IN_A_GRAPH = "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
 
 
 DYING = """
@@ -327,9 +324,8 @@ def mine(q, k, v, *, sm_scale):
 
 
 @pytest.mark.untimed
-def test_a_call_that_waits_is_unsupported_in_a_graph(tmp_path: Path) -> None:
-    matrix = TWO_ROWS + "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
-    records = run(tmp_path, matrix, WAITS)
+def test_a_call_that_waits_is_unsupported_in_a_graph(tmp_path):
+    records = run(tmp_path, TWO_ROWS + IN_A_GRAPH, WAITS)
     waits = [r for r in records if r["implementation"] == "waits"]
     assert {r["status"] for r in waits} == {"unsupported"}
     assert all("cannot be captured in a CUDA graph" in r["reason"] for r in waits)
@@ -338,10 +334,9 @@ def test_a_call_that_waits_is_unsupported_in_a_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.untimed
-def test_a_graph_collected_in_a_capture_does_not_end_it(tmp_path: Path) -> None:
+def test_a_graph_collected_in_a_capture_does_not_end_it(tmp_path):
     """A failed implementation's frames keep the graphs of its case until they are collected."""
-    matrix = TWO_ROWS + "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
-    records = run(tmp_path, matrix, DYING)
+    records = run(tmp_path, TWO_ROWS + IN_A_GRAPH, DYING)
     mine = [r for r in records if r["implementation"] == "mine"]
     assert [r["status"] for r in mine] == ["ok"] * 2, [r["reason"] for r in mine]
 
@@ -359,7 +354,7 @@ def mine(q, k, v, *, sm_scale):
 
 
 @pytest.mark.untimed
-def test_outputs_of_replays_are_compared(tmp_path: Path) -> None:
+def test_outputs_of_replays_are_compared(tmp_path):
     """The first output is right; later replays round it to bfloat16."""
     matrix = (
         "op: selection_rows\naxes: {dtype: float32, N: 16, H: 4, D: 64, L: [64, 128]}\n"
@@ -387,7 +382,7 @@ def mine(q, k, v, *, sm_scale):
 
 
 @pytest.mark.untimed
-def test_a_slow_host_hides_no_work_on_a_side_stream(tmp_path: Path) -> None:
+def test_a_slow_host_hides_no_work_on_a_side_stream(tmp_path):
     """Seen in a run: a host that took longer to queue a call than the device was held."""
     matrix = TWO_ROWS + "timing: {stopping: {kind: fixed_count, rounds: 10}}\n"
     records = run(tmp_path, matrix, SLOW_HOST, code=1)
@@ -396,15 +391,13 @@ def test_a_slow_host_hides_no_work_on_a_side_stream(tmp_path: Path) -> None:
     assert all("read in stream order" in r["reason"] for r in mine)
 
 
-def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
+def test_no_stream_of_the_workers_is_one_of_torchs():
     """A side stream that is one which a call is made on would be in order by accident."""
-    from nsabench.worker.guard import own_stream
-
     own = own_stream().cuda_stream
     assert own not in {torch.cuda.Stream().cuda_stream for _ in range(64)}
 
 
-def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
+def test_an_implementation_does_not_beat_itself(tmp_path):
     """A few of the 200 cells of `just gpu-self-check` (docs/explanation/measurement.md)."""
     matrix = (HERE / "self_check.yaml").read_text().replace("[128, 256, 512, 1024, 2048]", "1024")
     run(tmp_path, matrix, (HERE / "self_check.py").read_text())
@@ -413,7 +406,7 @@ def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
     assert sum(v in (Verdict.FASTER, Verdict.SLOWER) for v in verdicts) <= 1
 
 
-def test_a_worker_that_waits_holds_no_memory(tmp_path: Path) -> None:
+def test_a_worker_that_waits_holds_no_memory(tmp_path):
     """`check` has two workers; memory that one of them keeps is missing in the other."""
     shape = {"N": 1024, "H": 8, "D": 128, "Dv": 128, "L": 2048}
     job = Job(

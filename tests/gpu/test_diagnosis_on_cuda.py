@@ -1,17 +1,16 @@
 """Diagnoses of outputs on a device, in cases as large as the shipped cases."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.untimed,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from nsabench import ops
+from nsabench.checker.diagnosis.gradients import diagnose_gradient
+from nsabench.checker.diagnosis.outputs import diagnose
+
+pytestmark = [pytest.mark.gpu, pytest.mark.untimed]
+
 
 DEVICE = "cuda"
 PATIENCE_S = 30.0  # so long that a busy machine does not change the diagnosis
@@ -40,10 +39,7 @@ CASES = (
 
 
 @pytest.mark.parametrize(("name", "distribution", "shape"), CASES)
-def test_a_mistake_is_named_and_noise_is_not(name, distribution, shape) -> None:
-    from nsabench import ops
-    from nsabench.checker.diagnosis.outputs import diagnose
-
+def test_a_mistake_is_named_and_noise_is_not(name, distribution, shape):
     op = ops.get(name)
     sizes = op.shape_model.model_validate(shape)
     inputs = op.draw(sizes, "bfloat16", distribution, 1, DEVICE)
@@ -60,10 +56,7 @@ def test_a_mistake_is_named_and_noise_is_not(name, distribution, shape) -> None:
 @pytest.mark.parametrize(
     ("name", "distribution", "shape"), [case for case in CASES if "T" in case[2] or "G" in case[2]]
 )
-def test_a_mistake_in_a_gradient_is_named(name, distribution, shape) -> None:
-    from nsabench import ops
-    from nsabench.checker.diagnosis.gradients import diagnose_gradient
-
+def test_a_mistake_in_a_gradient_is_named(name, distribution, shape):
     op = ops.get(name)
     sizes = op.shape_model.model_validate(shape)
     inputs = op.draw(sizes, "bfloat16", distribution, 1, DEVICE)

@@ -1,7 +1,5 @@
 """A signed run on a CUDA device: killed half way, resumed, and with a kernel that seeks the key."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from nsabench.evidence.manifest import verify
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.signing import keys
+from nsabench.signing.signer import KEY
+
+pytestmark = pytest.mark.gpu
+
 
 SPY = Path(__file__).parents[1] / "signing" / "spy.py"
 TEN = """
@@ -29,14 +29,7 @@ timing: {stopping: {kind: fixed_count, rounds: 10}}
 
 @pytest.mark.untimed
 @pytest.mark.timeout(600)
-def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the_key(
-    tmp_path: Path,
-) -> None:
-    from nsabench.evidence.manifest import verify
-    from nsabench.evidence.manifest.statement import Trust
-    from nsabench.signing import keys
-    from nsabench.signing.signer import KEY
-
+def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the_key(tmp_path):
     key = tmp_path / "signing.key"
     public = keys.generate(key, b"correct horse")
     private = keys.private_key(key.read_bytes(), "", b"correct horse")

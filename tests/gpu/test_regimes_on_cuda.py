@@ -1,28 +1,25 @@
 """The queue on a CUDA device: what a burst reads, launches, equal arms, and the controls."""
 
-from __future__ import annotations
-
-import os
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
+import torch
 
+from nsabench import registry
 from nsabench.model.case import Timing
 from nsabench.model.vocabulary import DType, Regime, Role, Status, Verdict
+from nsabench.verdicts.statistics import ratio_of_medians
 from nsabench.verdicts.tables import read_records
+from nsabench.verdicts.verdict import decide_verdict
+from nsabench.worker.timing import cuda, sampling
+from nsabench.worker.timing.cuda import CudaTimer
 from tests.checking import a_case, arm_of, sets_of
+from tests.gpu.test_bench_on_cuda import run
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+
 
 CALLS, PAIRS = 100, 25
 ROWS = {"N": 1024, "H": 8, "D": 128, "Dv": 128}
@@ -37,7 +34,7 @@ CASES = (
 )
 
 
-def plain_ms(item: Any, sets: Any) -> float:
+def plain_ms(item, sets):
     """Calls in a loop, with the inputs in turn, the device awaited at its ends only."""
     tensors = [list(inputs.tensors.values()) for inputs in sets.sets]
     options = sets.sets[0].options
@@ -52,11 +49,8 @@ def plain_ms(item: Any, sets: Any) -> float:
 
 
 @pytest.mark.parametrize(("op", "name", "shape"), CASES)
-def test_a_burst_reads_what_a_plain_loop_takes(op: str, name: str, shape: dict[str, int]) -> None:
+def test_a_burst_reads_what_a_plain_loop_takes(op, name, shape):
     """Within 5 %, medians of bursts and loops in turn."""
-    from nsabench import registry
-    from nsabench.worker.timing.cuda import CudaTimer
-
     items = {i.name: i for i in registry.load() if i.op == op}
     chosen = name if name in items else next(n for n in items if n.startswith(name))
     case = a_case(op, shape, dtype=DType.BFLOAT16, timing=Timing(rotate=2))
@@ -69,7 +63,7 @@ def test_a_burst_reads_what_a_plain_loop_takes(op: str, name: str, shape: dict[s
     assert 0.95 <= ratio <= 1.05
 
 
-def loop_us(call: Any, calls: int = 2000) -> float:
+def loop_us(call, calls=2000):
     """Return the time of a call in a plain loop."""
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -79,22 +73,20 @@ def loop_us(call: Any, calls: int = 2000) -> float:
     return (time.perf_counter() - start) * 1e6 / calls
 
 
-def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
+def test_launches_are_counted_and_leave_the_host_as_it_was():
     """Work of a loop costs what it did before CUPTI looked on: medians within 10 %."""
-    from nsabench.worker.timing import cuda
-
     x, y = (torch.ones(1000, device="cuda") for _ in range(2))
 
-    def three() -> None:
+    def three():
         x.add_(1)
         y.copy_(x)
         y.zero_()
 
-    def prepared() -> Any:
+    def prepared():
         torch.ones(10, device="cuda")  # what makes it ready does not count
         return three
 
-    def alone() -> Any:
+    def alone():
         return lambda: x.add_(1)
 
     for _ in range(3):
@@ -114,14 +106,8 @@ def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
     assert 0.9 <= after / before <= 1.1
 
 
-def test_equal_arms_are_equal_in_the_queue() -> None:
+def test_equal_arms_are_equal_in_the_queue():
     """At most 2 % of 200 verdicts on one implementation against itself are not `same`."""
-    from nsabench import registry
-    from nsabench.verdicts.statistics import ratio_of_medians
-    from nsabench.verdicts.verdict import decide_verdict
-    from nsabench.worker.timing import sampling
-    from nsabench.worker.timing.cuda import CudaTimer
-
     shape = ROWS | {"L": 256}
     case = a_case("selection_rows", shape, dtype=DType.BFLOAT16, timing=Timing(rotate=2))
     item = next(i for i in registry.load() if (i.op, i.name) == (case.op, "sdpa_gqa"))
@@ -143,19 +129,8 @@ def test_equal_arms_are_equal_in_the_queue() -> None:
     assert len(unequal) <= 4
 
 
-def test_the_controls_of_the_queue_are_caught_and_candidates_are_judged(tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text(
-        "op: selection_rows\naxes: {dtype: [float16], N: 1024, H: 8, D: 128, L: 256}\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "nsabench", "all", "m.yaml", "--device", "cuda", "--out", "run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "CI": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+def test_the_controls_of_the_queue_are_caught_and_candidates_are_judged(tmp_path):
+    run(tmp_path, "op: selection_rows\naxes: {dtype: float16, N: 1024, H: 8, D: 128, L: 256}\n")
     records = read_records(tmp_path / "run")
     queue = {r.implementation: r for r in records if r.caught_by in ("host", "burst")}
     assert {name: r.caught for name, r in queue.items()} == {

@@ -1,20 +1,19 @@
 """The timer against CUPTI, an independent clock of the same device."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from nsabench.implementations.baselines.selection_rows import gqa, heads_as_queries
+from nsabench.worker.timing import ceilings
+from nsabench.worker.timing.cuda import CudaTimer
+
+pytestmark = pytest.mark.gpu
+
 
 SHAPES = (
     *((256, 4, 64, 64), (256, 8, 128, 512), (1024, 4, 64, 256)),
@@ -24,16 +23,13 @@ SAMPLES = 60
 
 
 @pytest.fixture(scope="module")
-def clock() -> tuple[Any, float]:
+def clock():
     """The timer, and by the run's own calibration what it adds to a call (ms)."""
-    from nsabench.worker.timing import ceilings
-    from nsabench.worker.timing.cuda import CudaTimer
-
     timer = CudaTimer()
     return timer, ceilings._measure_offset(timer)
 
 
-def calls(attention: Any, dtypes: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], Any]]]:
+def calls(attention, dtypes):
     for dtype in dtypes:
         for n, h, d, length in SHAPES:
             like = {"dtype": getattr(torch, dtype), "device": "cuda"}
@@ -42,9 +38,7 @@ def calls(attention: Any, dtypes: tuple[str, ...]) -> Iterator[tuple[str, Callab
             yield f"{dtype} {n},{h},{d},{length}", partial(attention, q, k, v, d**-0.5)
 
 
-def test_what_the_timer_adds_is_small_and_constant(clock: tuple[Any, float]) -> None:
-    from nsabench.worker.timing import ceilings
-
+def test_what_the_timer_adds_is_small_and_constant(clock):
     timer, offset = clock
     floor = ceilings._measure_floor(timer)
     again = [ceilings._measure_offset(timer) for _ in range(3)]
@@ -56,10 +50,8 @@ def test_what_the_timer_adds_is_small_and_constant(clock: tuple[Any, float]) -> 
     assert max(again) - min(again) < 5e-4
 
 
-def test_calls_of_one_kernel_agree_with_cupti(clock: tuple[Any, float]) -> None:
+def test_calls_of_one_kernel_agree_with_cupti(clock):
     """12 cases: the median less what the timer adds, within 3 % or 1 us of the kernel's time."""
-    from nsabench.implementations.baselines.selection_rows import gqa
-
     timer, offset = clock
     off = {}
     for name, call in calls(gqa, ("float16", "bfloat16")):
@@ -72,12 +64,8 @@ def test_calls_of_one_kernel_agree_with_cupti(clock: tuple[Any, float]) -> None:
     assert max(off.values()) <= 1, off
 
 
-def test_calls_of_several_kernels_lie_between_their_sum_and_their_span(
-    clock: tuple[Any, float],
-) -> None:
+def test_calls_of_several_kernels_lie_between_their_sum_and_their_span(clock):
     """CUPTI makes the gap between two kernels longer while it watches; their sum has none."""
-    from nsabench.implementations.baselines.selection_rows import heads_as_queries
-
     timer, offset = clock
     for name, call in calls(heads_as_queries, ("float16",)):
         ours = by_events(timer, call) - offset
@@ -89,21 +77,19 @@ def test_calls_of_several_kernels_lie_between_their_sum_and_their_span(
         assert busy - max(0.03 * busy, 1e-3) <= ours <= span + max(0.03 * span, 1e-3)
 
 
-def by_events(timer: Any, call: Callable[[], Any]) -> float:
+def by_events(timer, call):
     """Median of the timer's samples, in ms."""
     for _ in range(20):
         timer.sample("warm", call)
     return statistics.median(timer.sample("call", call)[0].time_ms for _ in range(SAMPLES))
 
 
-def by_cupti(timer: Any, call: Callable[[], Any]) -> tuple[float, float, int]:
+def by_cupti(timer, call):
     """Return medians of the summed times and of the span of kernels (ms), and kernels a call.
 
     A sample whose launch gap showed is tried again, and every try begins with a spin and a flush.
     Kernels between two spins that are in most tries belong to the call.
     """
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(SAMPLES):
             timer.sample("call", call)
@@ -112,7 +98,7 @@ def by_cupti(timer: Any, call: Callable[[], Any]) -> tuple[float, float, int]:
         for e in profiled.events()
         if e.device_type.name == "CUDA"
     )
-    tries: list[list[tuple[float, float, str]]] = []
+    tries = []
     for event in events:
         if "spin_kernel" in event[2]:
             tries.append([])
@@ -129,14 +115,12 @@ def by_cupti(timer: Any, call: Callable[[], Any]) -> tuple[float, float, int]:
     return busy / 1e3, span / 1e3, statistics.mode(len(one) for one in kept)
 
 
-def _after_the_flush(one: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+def _after_the_flush(one):
     last = next((i for i, (_, _, name) in enumerate(one) if "reduce_kernel" in name), len(one))
     return one[last + 1 :]
 
 
-def test_that_a_call_could_not_be_hidden_is_forgotten_with_its_case(
-    clock: tuple[Any, float],
-) -> None:
+def test_that_a_call_could_not_be_hidden_is_forgotten_with_its_case(clock):
     """Another case's call of the same name may not wait for the device."""
     timer, _ = clock
     assert not timer.sample("flex", torch.cuda.synchronize)[0].gap_hidden
