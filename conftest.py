@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest_plugins = ["pytester"]  # for tests/test_suites.py
+pytest_plugins = ["pytester"]  # for tests/test_packages.py
 ROOT = Path(__file__).parent
 # Only `./just test-all` runs the tests in these folders and files, and runs them first and in this
 # order, since they take longest.

@@ -1,27 +1,17 @@
 """A checker in the process of the test, beside the code of the worker that it checks."""
 
-from __future__ import annotations
-
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from random import Random
-from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
 from nsabench import ops, registry
-from nsabench.checker.judge import ErrorTally, OutputJudge
+from nsabench.checker.judge import OutputJudge
 from nsabench.checker.protocol import Prepare, Prepared
-from nsabench.delivery import Delivery, Mailbox
+from nsabench.delivery import Mailbox
 from nsabench.failure import Failure
 from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.measurement import Judged, Observation
-from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
-from nsabench.model.record import Record
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs, Status
 from nsabench.registry import Implementation
@@ -31,7 +21,7 @@ from nsabench.verdicts.records import make_records
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.measure import CaseMeasurement
-from nsabench.worker.protocol import Measure, Measured
+from nsabench.worker.protocol import Measure
 from nsabench.worker.timing.timer import CpuTimer
 from tests.runs import Made, log_of, make_plan
 
@@ -46,14 +36,7 @@ class Desk:
     something is wrong.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        computes: Sequence[str] = ("",),
-        device: str = "cpu",
-        tells: bool = True,
-        probes: bool = False,
-    ) -> None:
+    def __init__(self, case, computes=("",), device="cpu", tells=True, probes=False):
         count = max(2, case.timing.rotate)
         self.seeds = [case.seed + number * STRIDE for number in range(count)]
         self.tells = tells
@@ -67,7 +50,7 @@ class Desk:
         self.prepared: Prepared = self.checker.prepare(request)
         self._mailbox.map(self.prepared.nbytes)
 
-    def deliver(self, delivery: Delivery, sets: InputSets, results: Sequence[Tensor]) -> bool:
+    def deliver(self, delivery, sets, results):
         self._mailbox.put(sets.form, results)
         right = self.checker.check(delivery).right
         if not right and self.tells:
@@ -75,7 +58,7 @@ class Desk:
             raise Failure(Status.WRONG, found.reason)
         return right
 
-    def request(self, implementations: list[str], case: Case) -> Measure:
+    def request(self, implementations, case):
         """What a supervisor would ask a worker."""
         return Measure(
             case=case,
@@ -84,19 +67,19 @@ class Desk:
             seeds=self.seeds,
         )
 
-    def tally(self, name: str) -> ErrorTally:
+    def tally(self, name):
         return self.checker.tallies[name]
 
-    def conclude(self) -> dict[str, Judged]:
+    def conclude(self):
         judged = self.checker.conclude([*self.checker.tallies]).judged
         self._mailbox.close()
         return judged
 
 
-_desks: WeakKeyDictionary[InputSets, Desk] = WeakKeyDictionary()
+_desks = WeakKeyDictionary()
 
 
-def sets_of(case: Case, device: str = "cpu", computes: str = "") -> InputSets:
+def sets_of(case, device="cpu", computes=""):
     """Return the input sets that a checker has oracles for. Raises `Failure` if an oracle is
     missing."""
     desk = Desk(case, (computes,), device)
@@ -108,16 +91,16 @@ def sets_of(case: Case, device: str = "cpu", computes: str = "") -> InputSets:
     return sets
 
 
-def desk_of(sets: InputSets) -> Desk:
+def desk_of(sets):
     return _desks[sets]
 
 
-def arm_of(item: Implementation, case: Case, sets: InputSets, rng: Random) -> CaseArm:
+def arm_of(item, case, sets, rng):
     desk = desk_of(sets)
     return CaseArm(item, case, sets, desk.checker.device, rng, desk.deliver)
 
 
-def measured(case: Case, items: list[Implementation], **given: Any) -> Measured:
+def measured(case, items, **given):
     """What a worker measures, with what the checker found. given: fields of its request."""
     device = given.pop("device", "cpu")
     computes = sorted({item.computes for item in items})
@@ -133,11 +116,11 @@ def measured(case: Case, items: list[Implementation], **given: Any) -> Measured:
     return found
 
 
-def observations(case: Case, items: list[Implementation], **given: Any) -> list[Observation]:
+def observations(case, items, **given):
     return measured(case, items, **given).observations
 
 
-def a_case(op: str, shape: Mapping[str, int], **fields: Any) -> Case:
+def a_case(op, shape, **fields):
     """Return a forward case of the first distribution of its op, in float16 where `fields` say
     nothing else."""
     defaults = {
@@ -150,13 +133,13 @@ def a_case(op: str, shape: Mapping[str, int], **fields: Any) -> Case:
     return Case(op=op, shape=dict(shape), **{**defaults, **fields})
 
 
-def rounds(count: int, *, warmup_s: float = 0.005, **fields: Any) -> Timing:
+def rounds(count, *, warmup_s=0.005, **fields):
     """Return a timing of that many rounds."""
     stopping = FixedCount(kind="fixed_count", rounds=count)
     return Timing(warmup_s=warmup_s, stopping=stopping, **fields)
 
 
-def rows_of(case: Case, items: Sequence[Implementation], found: Measured) -> list[Record]:
+def rows_of(case, items, found):
     """Return what checks see of a case that was measured."""
     infos = [ImplementationInfo.model_validate(item, from_attributes=True) for item in items]
     names = tuple(item.name for item in items)
@@ -167,7 +150,7 @@ def rows_of(case: Case, items: Sequence[Implementation], found: Measured) -> lis
     return make_records(plan, log_of(plan).sessions[0], state)
 
 
-def plan_of(kernels: Path, cases: Sequence[PlannedCase], device: Device = "cpu") -> Plan:
+def plan_of(kernels, cases, device="cpu"):
     """Return a plan of candidates from a file, and of the baseline `sdpa_gqa`."""
     sources = registry.sources(kernels)
     own = Source.from_file(kernels, kernels.read_bytes())
@@ -194,9 +177,7 @@ def plan_of(kernels: Path, cases: Sequence[PlannedCase], device: Device = "cpu")
     )
 
 
-def registered(
-    op: str, name: str, call: Callable[..., Any], role: Role = Role.CANDIDATE, **declared: Any
-) -> Implementation:
+def registered(op, name, call, role=Role.CANDIDATE, **declared):
     """Return an implementation for CPUs, as the decorators make it."""
     given = {"devices": (Runs.CPU,), "source": Source("test")} | declared
     return Implementation(op=op, name=name, call=call, role=role, **given)

@@ -1,7 +1,5 @@
 """Commands of nsabench within the process of a test, where no process of its own matters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from click.testing import CliRunner
@@ -20,7 +18,7 @@ class Invoked:
     error: NsabenchError | None
 
 
-def invoke(*words: object, **environment: str) -> Invoked:
+def invoke(*words, **environment):
     """Run `nsabench WORDS` in the current folder, with these variables added.
 
     Raises any error of the command that is not a `NsabenchError`.

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,17 +23,17 @@ if not torch.cuda.is_available():
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     origin.quicken_interpreter()
     freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _frozen() -> None:
+def _frozen():
     freeze()
 
 
-def freeze() -> None:
+def freeze():
     """Exclude all imported modules from garbage collection, as a worker does.
 
     Each implementation that is measured ends with a collection, which took longer than most calls.
@@ -44,7 +43,7 @@ def freeze() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forked_templates() -> Iterator[None]:
+def _forked_templates():
     """Templates of workers come from a process that has imported torch already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer, "last_level_bytes", forked.caches_bytes)
@@ -53,7 +52,7 @@ def _forked_templates() -> Iterator[None]:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
+def one_thread():
     """For tiny tensors: several threads only fight over the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,11 +1,7 @@
 """What an installed distribution says of itself, for those that tests make up."""
 
-from __future__ import annotations
 
-from pathlib import Path
-
-
-def describe(folder: Path, name: str, entry_points: str) -> None:
+def describe(folder, name, entry_points):
     """Have the folder hold version 1.0 of a distribution with these entry points."""
     info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir()

@@ -5,8 +5,6 @@ the process that is forked. Each fork has its own environment, folder and stream
 started instead if its environment holds secrets, or variables that are read at the start.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -17,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -73,7 +70,7 @@ INTERPRETS = "TRITON_INTERPRET"
 variants = (False, True)  # whether Triton was imported as it is where it compiles
 
 
-def caches_bytes() -> int:
+def caches_bytes():
     """Return how many bytes tests flush before a sample: the least that a machine can have.
 
     Real caches of hundreds of MiB would take a quarter of a run.
@@ -81,9 +78,7 @@ def caches_bytes() -> int:
     return cpu_caches.LEAST_BYTES
 
 
-def run(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
-) -> subprocess.CompletedProcess[str]:
+def run(arguments, folder, environment, timeout_s):
     """Run a command as `subprocess.run` does and capture both streams."""
     words = [sys.executable, "-m", "nsabench", *arguments]
     if not can_be_forked(environment):
@@ -104,14 +99,7 @@ def run(
 class Command:
     """Act like `subprocess.Popen` of a forked command, without reading its streams."""
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        folder: Path,
-        environment: Mapping[str, str],
-        out: int | None = None,
-        err: int | None = None,
-    ) -> None:
+    def __init__(self, arguments, folder, environment, out=None, err=None):
         """out, err: the descriptors of its streams; None: the null device."""
         request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
         with Path(os.devnull).open("r+") as nothing:
@@ -120,7 +108,7 @@ class Command:
         self.pid = _answer(self._asked, START_S)["pid"]
         self.returncode: int | None = None
 
-    def wait(self, timeout: float = START_S) -> int:
+    def wait(self, timeout=START_S):
         """Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
             try:
@@ -130,16 +118,16 @@ class Command:
             self._asked.close()
         return self.returncode
 
-    def poll(self) -> int | None:
+    def poll(self):
         with suppress(subprocess.TimeoutExpired):
             return self.wait(1e-3)
         return None
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number):
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def kill(self) -> None:
+    def kill(self):
         self.send_signal(signal.SIGKILL)
         self.wait()
 
@@ -147,19 +135,17 @@ class Command:
 class Template(ForkedProcess):
     """A forked template of workers, which this process has adopted."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid):
         self.pid = pid
         self.returncode = None
 
-    def kill(self) -> None:
+    def kill(self):
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def template(
-    environment: Mapping[str, str], ask: socket.socket
-) -> Template | subprocess.Popen[bytes]:
+def template(environment, ask):
     """As `process_tree.start_template`, in whose place it is."""
     compiles = next((one for one in variants if is_as_imported(environment, one)), None)
     if compiles is None:
@@ -175,7 +161,7 @@ def template(
 
 
 @cache
-def shim(*, compiles: bool = False) -> Path:
+def shim(*, compiles=False):
     """Return a program `nsabench`, alone in a folder, that forks the command and passes signals on.
 
     compiles: its templates compile Triton kernels instead of interpreting them.
@@ -188,7 +174,7 @@ def shim(*, compiles: bool = False) -> Path:
     return path
 
 
-def can_be_forked(environment: Mapping[str, str], before: Mapping[str, str] = begun_with) -> bool:
+def can_be_forked(environment, before=begun_with):
     """Return whether a command with this environment may be forked.
 
     before: the environment of the origin.
@@ -196,24 +182,24 @@ def can_be_forked(environment: Mapping[str, str], before: Mapping[str, str] = be
     return not any(map(is_secret, environment)) and not _differ(environment, before, READ_AT_START)
 
 
-def is_as_imported(environment: Mapping[str, str], compiles: bool = False) -> bool:
+def is_as_imported(environment, compiles=False):
     """Return whether the origin imported torch and Triton under the same variables."""
     return not any(map(is_secret, environment)) and not _differ(
         environment, _with(compiles), (*READ_AT_START, *READ_ON_IMPORT)
     )
 
 
-def _with(compiles: bool) -> dict[str, str]:
+def _with(compiles):
     return {n: v for n, v in imported_with.items() if not (compiles and n == INTERPRETS)}
 
 
-def _differ(one: Mapping[str, str], other: Mapping[str, str], beginnings: tuple[str, ...]) -> bool:
+def _differ(one, other, beginnings):
     names = {*one, *other}.difference(READ_LATER)
     changed = (name for name in names if one.get(name) != other.get(name))
     return any(name.startswith(beginnings) for name in changed)
 
 
-def _ask(request: object, descriptors: Sequence[int], compiles: bool = False) -> socket.socket:
+def _ask(request, descriptors, compiles=False):
     try:
         return _asked(request, descriptors, _origin(compiles))
     except OSError:  # it is gone: another one
@@ -224,7 +210,7 @@ def _ask(request: object, descriptors: Sequence[int], compiles: bool = False) ->
         raise NoTemplate("what it is forked from is gone") from error
 
 
-def _asked(request: object, descriptors: Sequence[int], address: str) -> socket.socket:
+def _asked(request, descriptors, address):
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         asked.connect(address)
@@ -235,15 +221,14 @@ def _asked(request: object, descriptors: Sequence[int], address: str) -> socket.
     return asked
 
 
-def _answer(asked: socket.socket, limit_s: float) -> dict[str, int]:
+def _answer(asked, limit_s):
     """Raises `TimeoutError`."""
     asked.settimeout(limit_s)
-    answer: dict[str, int] = json.loads(asked.recv(MOST_BYTES) or b"{}")
-    return answer
+    return json.loads(asked.recv(MOST_BYTES) or b"{}")
 
 
 @cache
-def _origin(compiles: bool = False) -> str:
+def _origin(compiles=False):
     """Start the origin and return the address of its socket; it ends with this process."""
     address = an_address()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -261,11 +246,11 @@ def _origin(compiles: bool = False) -> str:
     return address
 
 
-def an_address() -> str:
+def an_address():
     return f"\0nsabench-tests-{os.getpid()}-{time.monotonic_ns()}"
 
 
-def come_from(address: str) -> None:
+def come_from(address):
     """Set the address of the origin from which this forked process forks in turn."""
     globals()["_origin"] = lambda _compiles=False: address
     process_tree.start_template = template

@@ -1,14 +1,10 @@
 """The main pass of a plan, with workers of a test's own choice."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from nsabench.model.description import Described
-from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
 from nsabench.running.clients import CheckerClient, WorkerClient
 from nsabench.running.executor import Executor
@@ -16,15 +12,13 @@ from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.loop import run_job
 from nsabench.running.policy import next_jobs
-from nsabench.verdicts.attempts import CaseState, states_of
+from nsabench.verdicts.attempts import states_of
 from tests.runs import SIGNER, session_of
 
 Workers = Callable[[], AbstractContextManager[Executor]]
 
 
-def measure(
-    plan: Plan, folder: Path, workers: Executor | Workers, sandbox: str = ""
-) -> list[CaseState]:
+def measure(plan, folder, workers, sandbox=""):
     """Measure all cases. workers: one executor for all of them, or a maker of one for each job."""
     (folder / "logs").mkdir(exist_ok=True, parents=True)
     described = Described(software={"torch": "2"}, device={"type": plan.device}, sandbox=sandbox)
@@ -38,9 +32,7 @@ def measure(
 
 
 @contextmanager
-def executor_of(
-    plan: Plan, folder: Path, sources: Iterable[str] | None = None, **given: Any
-) -> Iterator[Executor]:
+def executor_of(plan, folder, sources=None, **given):
     """Yield an executor for a plan. given: as of `WorkerClient.from_plan`."""
     ops_file = Path(plan.ops) if plan.ops else None
     with (
@@ -51,7 +43,7 @@ def executor_of(
 
 
 @contextmanager
-def _executor(workers: Executor | Workers) -> Iterator[Executor]:
+def _executor(workers):
     if callable(workers):
         with workers() as executor:
             yield executor

@@ -1,7 +1,5 @@
 """Tools that come from npm, each one version of known content."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import hashlib
@@ -11,7 +9,6 @@ import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -26,7 +23,7 @@ class Package:
     version: str
     sha512: str
 
-    def unpacked(self) -> Path:
+    def unpacked(self):
         """Its folder, fetched the first time. Skips the test where it cannot be had, but in CI."""
         folder = CACHE / f"{self.name}-{self.version}"
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -36,7 +33,7 @@ class Package:
                 self._fetch(folder)
         return folder
 
-    def _fetch(self, folder: Path) -> None:
+    def _fetch(self, folder):
         npm = shutil.which("npm")
         if npm is None:
             self._lack("there is no npm")
@@ -65,7 +62,7 @@ class Package:
             tar.extractall(part, filter="data")
         (part / "package").rename(folder)
 
-    def _lack(self, why: str) -> NoReturn:
+    def _lack(self, why):
         text = f"npm could not fetch {self.name}@{self.version}: {why}"
         if os.environ.get("CI"):
             pytest.fail(text)

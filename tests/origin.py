@@ -6,8 +6,6 @@ modules of the command line as imported. A second fork beside each command makes
     python -m tests.origin PARENT LISTENER
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc
@@ -23,11 +21,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
 
 from nsabench.cli._help import SUMMARIES
 from tests import forked
@@ -36,10 +31,10 @@ BACKLOG = 8
 ADOPTION_S = 10.0
 LAST_S = 0.1  # in which what dies with a command does
 PR_SET_CHILD_SUBREAPER = 36
-_hidden: dict[str, ModuleType] = {}
+_hidden = {}
 
 
-def main() -> None:
+def main():
     """Fork on request until the parent ends."""
     begun_with = _known(os.environ)
     forked.imported_with, forked.variants = dict(os.environ), (False,)
@@ -99,7 +94,7 @@ def main() -> None:
         _reap()
 
 
-def quicken_interpreter() -> None:
+def quicken_interpreter():
     """Let Triton's interpreter, if this process has imported it, take half the time."""
     if "triton" not in sys.modules or os.environ.get(forked.INTERPRETS) != "1":
         return
@@ -111,14 +106,12 @@ def quicken_interpreter() -> None:
     module.quicken()
 
 
-def _known(environment: Mapping[str, str]) -> dict[str, str]:
+def _known(environment):
     """Return the environment without what only workers need."""
     return {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
 
 
-def _become_template(
-    asks: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
-) -> None:
+def _become_template(asks, request, descriptors):
     """Turn a grandchild into a template, which the client adopts."""
     if os.fork():
         os._exit(0)
@@ -134,9 +127,7 @@ def _become_template(
     sys.argv += ["--socket", str(descriptors[0])]
 
 
-def _become_command(
-    asks: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
-) -> None:
+def _become_command(asks, request, descriptors):
     """Fork a command; its parent reports the exit code and kills it if the client ends."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     command = os.fork()
@@ -160,7 +151,7 @@ def _become_command(
     _begin(request)
 
 
-def _reap() -> bool:
+def _reap():
     """Reap children and return whether any is still alive."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -169,9 +160,9 @@ def _reap() -> bool:
     return False
 
 
-def _end(call: Callable[[], object]) -> NoReturn:
+def _end(call):
     """Call it and end as Python does, without destroying the modules: that takes torch 0.3 s."""
-    code: object = None
+    code = None
     try:
         call()
     except SystemExit as exits:
@@ -185,14 +176,14 @@ def _end(call: Callable[[], object]) -> NoReturn:
     os._exit(code or 0)
 
 
-def _stream(descriptors: Iterable[int]) -> None:
+def _stream(descriptors):
     for number, descriptor in enumerate(descriptors):
         if number != descriptor:
             os.dup2(descriptor, number)
             os.close(descriptor)
 
 
-def _begin(request: Mapping[str, Any]) -> None:
+def _begin(request):
     os.chdir(request["folder"])
     sys.path[0] = request["folder"]  # as `python -m` has it
     os.environ.clear()
@@ -200,7 +191,7 @@ def _begin(request: Mapping[str, Any]) -> None:
     _show(request["environment"])
 
 
-def _show(environment: Mapping[str, str]) -> None:
+def _show(environment):
     """Write the environment where /proc shows it, as far as there is room."""
     mark_first = sorted(environment.items(), key=lambda item: item[0] != forked.process_tree.MARK)
     block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in mark_first)
@@ -210,14 +201,14 @@ def _show(environment: Mapping[str, str]) -> None:
         ctypes.memmove(start, block[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
-def _bound() -> socket.socket:
+def _bound():
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(forked.an_address())
     listener.listen(BACKLOG)
     return listener
 
 
-def _hide(modules: Iterable[str]) -> None:
+def _hide(modules):
     """Remove modules from `sys.modules`, without destroying them."""
     _hidden.update((name, sys.modules.pop(name)) for name in modules)
 

@@ -1,14 +1,10 @@
 """Runs for tests: real plan, journal, checks, verdicts and Parquet over made-up timings."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -49,14 +45,12 @@ from nsabench.verdicts.tables import write_tables
 OP = "selection_rows"
 
 
-def confirmation(
-    case_id: str, observations: Sequence[Observation] = (), reason: str = ""
-) -> CaseState:
+def confirmation(case_id, observations=(), reason=""):
     """What a confirmation pass measured of a case."""
     return CaseState(Purpose.CONFIRMATION, case_id, list(observations), {}, reason=reason)
 
 
-def isolated(case_id: str, observations: Sequence[Observation] = (), reason: str = "") -> CaseState:
+def isolated(case_id, observations=(), reason=""):
     """What the isolated pass measured of a case."""
     return CaseState(Purpose.ISOLATED, case_id, list(observations), {}, reason=reason)
 
@@ -110,12 +104,12 @@ class Made:
     canary_crashes: bool = False  # the last implementation of it
 
 
-def info(name: str, role: Role, **more: Any) -> ImplementationInfo:
+def info(name, role, **more):
     known = {"op": OP, "devices": (Runs.CUDA,), "source": "x"}
     return ImplementationInfo(name=name, role=role, **{**known, **more})
 
 
-def make_plan(made: Made) -> Plan:
+def make_plan(made):
     infos = [info(name, Role.CANDIDATE, source=made.source) for name in made.implementations]
     infos.append(info("sdpa_gqa", Role.BASELINE, kind=made.kind, origin=made.origin))
     if made.flex_ms:
@@ -157,17 +151,33 @@ def make_plan(made: Made) -> Plan:
     )
 
 
+def change_infos(plan, change, **fields):
+    """Return the plan with `change(info)` in each of its implementations, and with other fields."""
+    infos = [info.model_copy(update=change(info)) for info in plan.implementations]
+    return plan.model_copy(update={"implementations": infos, **fields})
+
+
+def from_sources(plan, candidates="mine.py", others="pkg"):
+    """Return the plan with the candidates from one source and all others from another."""
+    sources = {candidates: "a", others: "b"}
+    return change_infos(
+        plan,
+        lambda info: {"source": candidates if info.role is Role.CANDIDATE else others},
+        sources=sources,
+    )
+
+
+def retimed(planned, **timing):
+    """Return a planned case with another timing."""
+    timing = planned.case.timing.model_copy(update=timing)
+    case = Case(**{**planned.case.model_dump(), "timing": timing})
+    return planned.model_copy(update={"case": case, "id": case.id})
+
+
 SIGNER = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
 
 
-def make_run(
-    folder: Path,
-    made: Made | None = None,
-    *,
-    signer: Signer = SIGNER,
-    change: Callable[[Plan], Plan] = lambda plan: plan,
-    observe: Callable[[PlannedCase], Iterable[Observation]] | None = None,
-) -> Path:
+def make_run(folder, made=None, *, signer=SIGNER, change=lambda plan: plan, observe=None):
     """A complete run folder, not yet signed. signer: in whose name it was measured. observe: what
     came out instead."""
     made = made or Made()
@@ -208,9 +218,7 @@ def make_run(
     return folder
 
 
-def session_of(
-    plan: Plan, described: Described, folder: Path | None = None, ceilings: Ceilings | None = None
-) -> WriterSession:
+def session_of(plan, described, folder=None, ceilings=None):
     """What a process begins a log with. folder: of the run, with its environment.json."""
     return WriterSession(
         run_id=plan.run_id,
@@ -223,15 +231,7 @@ def session_of(
     )
 
 
-def add_attempt(
-    log: LogFile | Log,
-    plan: Plan,
-    purpose: Purpose,
-    case_id: str,
-    observations: Sequence[Observation] = (),
-    conditions: Conditions | None = None,
-    death: Death | None = None,
-) -> None:
+def add_attempt(log, plan, purpose, case_id, observations=(), conditions=None, death=None):
     """Add the next attempt to measure a case, and how it ended. In a later pass the first attempt
     is of the implementations of these observations, or of the whole case."""
     planned = plan.case_or_canary(case_id)
@@ -248,15 +248,13 @@ def add_attempt(
     )
 
 
-def log_of(plan: Plan, **given: Any) -> Log:
+def log_of(plan, **given):
     """A log in memory with a session and nothing else."""
     described = given.pop("described", Described(software={}, device={"type": "cuda"}))
     return Log([session_of(plan, described, **given)])
 
 
-def observations_of(
-    planned: PlannedCase, made: Made, rng: np.random.Generator
-) -> Iterable[Observation]:
+def observations_of(planned, made, rng):
     length = planned.case.shape["L"]
     base = made.base_ms * length / 64
     status = made.status(length)
@@ -292,13 +290,7 @@ def observations_of(
         yield timed("zero_output", base, made, rng)
 
 
-def timed(
-    name: str,
-    median: float,
-    made: Made,
-    rng: np.random.Generator,
-    queued: float | None = None,
-) -> Observation:
+def timed(name, median, made, rng, queued=None):
     """queued: time of a call in its bursts, ms; None: it has none."""
     n = made.samples
     noise = np.linspace(-1, 1, 8) * made.noise
@@ -326,7 +318,7 @@ def timed(
     )
 
 
-def spoilt(observation: Observation, update: Mapping[str, float]) -> Observation:
+def spoilt(observation, update):
     """The observation with other values; `escaped_ms`: of each of its samples."""
     count = len(observation.samples.time_ms)
     samples = {name: [value] * count for name, value in update.items() if name == "escaped_ms"}
@@ -337,7 +329,7 @@ def spoilt(observation: Observation, update: Mapping[str, float]) -> Observation
 
 
 @cache
-def _environment(gpu: str, torch: str, triton: str) -> str:
+def _environment(gpu, torch, triton):
     described = Described(
         software={"torch": torch, "triton": triton},
         device={"type": "cuda", "name": gpu, "compute_capability": "9.0"},
@@ -348,18 +340,10 @@ def _environment(gpu: str, torch: str, triton: str) -> str:
 
 
 def record(
-    name: str,
-    role: Role,
-    median_ms: float | None = None,
-    queued_ms: float | None = None,
-    *,
-    samples: Samples | None = None,
-    bursts: Bursts | None = None,
-    n_samples: int = 20,
-    **fields: Any,
-) -> Record:
+    name, role, median_ms=None, queued_ms=None, *, samples=None, bursts=None, n_samples=20, **fields
+):
     """Return a record with times. samples, bursts: those that the times are of, if it matters."""
-    known: dict[str, Any] = {"run_id": "r", "case_id": "c", "op": OP, "device": "cuda"}
+    known = {"run_id": "r", "case_id": "c", "op": OP, "device": "cuda"}
     known |= {"implementation": name, "role": role, "direction": Direction.FORWARD}
     known |= {"dtype": DType.FLOAT16, "length": 64, "distribution": "dense"}
     known |= {"status": Status.OK, "attempt": 1, "bytes_min": 1, "flops": 1}
@@ -387,12 +371,7 @@ def record(
     return made
 
 
-def with_comparison(
-    record: Record,
-    regime: Regime = Regime.DEVICE,
-    reference: Reference = Reference.BASELINE,
-    **known: Any,
-) -> Record:
+def with_comparison(record, regime=Regime.DEVICE, reference=Reference.BASELINE, **known):
     """Return the record with these values in its comparison, which is added if it is missing."""
     old = record.compared(regime, reference)
     others = tuple(c for c in record.comparisons if c is not old)
@@ -402,7 +381,7 @@ def with_comparison(
     return replace(record, comparisons=(*others, replace(old or empty, **known)))
 
 
-def claim_rows(path: Path, rows: int) -> None:
+def claim_rows(path, rows):
     """Have the metadata of a table name its rows again and again."""
     data = path.read_bytes()
     pages = data[: -8 - int.from_bytes(data[-8:-4], "little")]

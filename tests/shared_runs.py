@@ -1,11 +1,7 @@
 """Finished runs on the CPU, each measured once a session, for tests that only read a run."""
 
-from __future__ import annotations
-
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -61,9 +57,7 @@ def wrong(q, k, v, sm_scale):
 """
 
 
-def make_once(
-    factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]
-) -> Iterator[Path]:
+def make_once(factory, name, make):
     """Yield a folder that `make` fills once, also for the other workers of this session.
 
     Raises `AssertionError` at the end if a test of this worker changed a file in it.
@@ -82,12 +76,12 @@ def make_once(
     assert read_files(folder) == before, f"a test changed {folder}: use a copy"
 
 
-def read_files(folder: Path) -> dict[Path, bytes]:
+def read_files(folder):
     """Return what the files of a folder hold."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def measure(folder: Path, *words: str, kernels: str = "", code: int | None = None) -> None:
+def measure(folder, *words, kernels="", code=None):
     """Run `nsabench all` in a folder; its output goes to the file `printed`.
 
     code: what it must exit with. None: 0, or 1 because a busy machine disturbed a control.
@@ -103,10 +97,10 @@ def measure(folder: Path, *words: str, kernels: str = "", code: int | None = Non
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def finished_run(tmp_path_factory):
     """Yield a signed run of three cases, timed in full. Read it, or alter a copy."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         (folder / "tiny.yaml").write_text(TINY)
         measure(folder, "--timing", "full", "--out", "run")
 
@@ -115,10 +109,10 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def failed_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def failed_run(tmp_path_factory):
     """Yield a signed run of one case, timed in full, with the candidates of `FAILING`."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         names = "rows_group, right, wrong, raises, interpreted"
         (folder / "tiny.yaml").write_text(TINY.replace("rows_group", names))
         words = ("--where", "L=16", "--timing", "full", "--out", "run")

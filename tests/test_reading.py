@@ -1,7 +1,6 @@
 """Files that others made: each is read, or refused in a sentence, whatever is in it."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +25,7 @@ many = settings(
 NOISE = [*map(chr, range(128)), *"é\u202e\ud800\U0001f600"]
 
 
-def joined(*parts: str) -> st.SearchStrategy[bytes]:
+def joined(*parts):
     """Files made of parts of the format, of noise, and of one part very often."""
     some = st.lists(st.sampled_from([*parts, *NOISE]), max_size=40).map("".join)
     much = st.tuples(st.sampled_from(parts), st.integers(1, 3000)).map(lambda t: t[0] * t[1])
@@ -47,7 +46,7 @@ ONES = f"[{'1, ' * 199}]"
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("made")
 
 
@@ -58,7 +57,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(data=b"a: &a [*a]")
 @example(data=b"a: " + b"1:" * 200_000 + b"1")
 @example(data="!!binary \u00e9".encode())
-def test_matrices(scratch: Path, data: bytes) -> None:
+def test_matrices(scratch, data):
     path = scratch / "matrix.yaml"
     path.write_bytes(data)
     try:
@@ -71,7 +70,7 @@ def test_matrices(scratch: Path, data: bytes) -> None:
 @given(data=JSON)
 @example(data=b"[" * 200_000)
 @example(data=b'{"payload":' * 50_000)
-def test_manifests_and_logs(scratch: Path, data: bytes) -> None:
+def test_manifests_and_logs(scratch, data):
     for parse in (Envelope.parse, Statement.parse):
         with pytest.raises(VerificationFailed) as failed:
             parse(data)
@@ -88,7 +87,7 @@ def test_manifests_and_logs(scratch: Path, data: bytes) -> None:
 @example(data=b"N,H,D,Dv,L,triton_ms,sdpa_ms\n" + b"9" * 400 + b",1,1,1,1,1,1\n")
 @example(data=b"," * 100_000 + b"\n1")
 @example(data=b'"' + b"x" * 200_000)
-def test_tables_of_timings(scratch: Path, data: bytes) -> None:
+def test_tables_of_timings(scratch, data):
     path = scratch / "table.csv"
     path.write_bytes(data)
     try:
@@ -110,23 +109,21 @@ def test_tables_of_timings(scratch: Path, data: bytes) -> None:
         ),
     ],
 )
-def test_a_matrix_that_takes_too_much(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_matrix_that_takes_too_much(tmp_path, text, sentence):
     (tmp_path / "matrix.yaml").write_text(text)
     with pytest.raises(UsageError, match=sentence):
         matrix.load(tmp_path / "matrix.yaml")
 
 
 @pytest.mark.parametrize("read", [reading.read, reading.tail])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, read: Callable[..., object]) -> None:
+def test_what_is_no_file_is_not_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(OutOfBounds, match="a pipe or a device"):
             read(path, 10)
 
 
-def test_a_table_is_refused_by_its_metadata(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_refused_by_its_metadata(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({f"c{i}": [0] * 40 for i in range(3)}), path)
     assert check_table(path, 40) == 40
@@ -142,7 +139,7 @@ def test_a_table_is_refused_by_its_metadata(
             check_table(path, 40)
 
 
-def test_a_batch_holds_each_text_once(tmp_path: Path) -> None:
+def test_a_batch_holds_each_text_once(tmp_path):
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"text": ["x" * 1000] * 300_000, "n": range(300_000)}), path)
     parts = list(batches(path))
@@ -150,7 +147,7 @@ def test_a_batch_holds_each_text_once(tmp_path: Path) -> None:
     assert all(part.nbytes < 2 << 20 for part in parts)
 
 
-def test_a_small_file_takes_little_memory_however_large_it_may_be(tmp_path: Path) -> None:
+def test_a_small_file_takes_little_memory_however_large_it_may_be(tmp_path):
     """Reading 16 tables of an archive at once took 8 GiB, and ended the command."""
     path = tmp_path / "small"
     path.write_bytes(b"content")

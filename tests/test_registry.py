@@ -1,7 +1,5 @@
 """Where implementations come from, and that they are what they were."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +20,7 @@ def mine(q, k, v, *, sm_scale):
 """
 
 
-def load_in_a_process(kernels: Path | None, expected: dict[str, str] | None) -> str:
+def load_in_a_process(kernels, expected):
     """The sources that were imported, or what the error says."""
     code = (
         "import sys, pathlib\n"
@@ -48,7 +46,7 @@ def load_in_a_process(kernels: Path | None, expected: dict[str, str] | None) -> 
     return said
 
 
-def test_sources_are_told_without_importing_them() -> None:
+def test_sources_are_told_without_importing_them():
     code = (
         "import sys\nfrom nsabench import registry\n"
         "print(registry.sources(), registry.distributions())\n"
@@ -60,17 +58,17 @@ def test_sources_are_told_without_importing_them() -> None:
     assert all(len(digest) == 64 for digest in registry.sources().values())
 
 
-def test_only_what_is_expected_is_imported() -> None:
+def test_only_what_is_expected_is_imported():
     shipped = {"nsabench": registry.sources()["nsabench"]}
     assert load_in_a_process(None, shipped) == "nsabench\nFalse\n"
 
 
-def test_a_package_that_changed_is_refused(tmp_path: Path) -> None:
+def test_a_package_that_changed_is_refused(tmp_path):
     said = load_in_a_process(None, {**registry.sources(), "nsa-kernels": "0" * 64})
     assert "refused: nsa-kernels is not what it was when the run began" in said
 
 
-def test_a_users_file_that_changed_is_refused(tmp_path: Path) -> None:
+def test_a_users_file_that_changed_is_refused(tmp_path):
     kernels = tmp_path / "mine.py"
     kernels.write_text(MINE)
     expected = {k: v for k, v in registry.sources(kernels).items() if k != "nsa-kernels"}
@@ -80,9 +78,7 @@ def test_a_users_file_that_changed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["content", "name", "new file"])
-def test_a_digest_sees_every_change_of_a_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_a_digest_sees_every_change_of_a_package(tmp_path, monkeypatch, change):
     package = tmp_path / "some_package_of_a_test"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -101,7 +97,7 @@ def test_a_digest_sees_every_change_of_a_package(
     assert digest_packages({package.name}) != before
 
 
-def test_a_file_that_is_gone_is_to_be_put_back_where_it_was(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_to_be_put_back_where_it_was(tmp_path):
     kernels = tmp_path / "mine.py"
     kernels.write_text(MINE)
     expected = registry.sources(kernels)
@@ -112,9 +108,7 @@ def test_a_file_that_is_gone_is_to_be_put_back_where_it_was(tmp_path: Path) -> N
     assert "give --kernels a file." in load_in_a_process(kernels, None)
 
 
-def test_a_run_may_be_resumed_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_may_be_resumed_from_another_folder(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     plan = make_plan(["quick"], "cpu", Path("mine.py"))
@@ -122,7 +116,7 @@ def test_a_run_may_be_resumed_from_another_folder(
     assert "mine" in {i.name for i in plan.implementations}
 
 
-def test_a_file_beside_a_kernels_file_is_imported_by_its_name(tmp_path: Path) -> None:
+def test_a_file_beside_a_kernels_file_is_imported_by_its_name(tmp_path):
     (tmp_path / "mine.py").write_text("import helper\n" + MINE)
     said = load_in_a_process(tmp_path / "mine.py", None)
     assert "No module named 'helper'" in said and "put it beside the file" in said
@@ -131,7 +125,7 @@ def test_a_file_beside_a_kernels_file_is_imported_by_its_name(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("init", ["", "from .rows import mine\n"])
-def test_a_file_of_a_package_may_import_relatively(tmp_path: Path, init: str) -> None:
+def test_a_file_of_a_package_may_import_relatively(tmp_path, init):
     """Also if the package imports the file, which registers its kernels once."""
     inner = tmp_path / "my_kernels" / "rows"
     inner.mkdir(parents=True)
@@ -146,9 +140,7 @@ def test_a_file_of_a_package_may_import_relatively(tmp_path: Path, init: str) ->
 
 
 @pytest.mark.parametrize("folder", ["plain", "torch"])
-def test_a_relative_import_that_cannot_work_has_a_remedy_that_does(
-    tmp_path: Path, folder: str
-) -> None:
+def test_a_relative_import_that_cannot_work_has_a_remedy_that_does(tmp_path, folder):
     """A plain folder is not a package, and a folder named like an installed module does not replace
     it."""
     here = tmp_path / folder
@@ -167,7 +159,7 @@ def test_a_relative_import_that_cannot_work_has_a_remedy_that_does(
     assert "mine.py@" in load_in_a_process(here / "mine.py", None)
 
 
-def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path: Path) -> None:
+def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from nsabench import implementation\n"
         '@implementation(op="sliding_window", name="mine")\n'
@@ -187,9 +179,7 @@ def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path: Path) -> None:
         ('role="alternative", computes="selection_rows"', "has the size N, which nsa_attention"),
     ],
 )
-def test_an_alternative_says_which_other_op_it_computes(
-    tmp_path: Path, declared: str, sentence: str
-) -> None:
+def test_an_alternative_says_which_other_op_it_computes(tmp_path, declared, sentence):
     (tmp_path / "mine.py").write_text(
         "from nsabench import implementation\n"
         f'@implementation(op="nsa_attention", name="mine", {declared})\n'
@@ -198,7 +188,7 @@ def test_an_alternative_says_which_other_op_it_computes(
     assert sentence in load_in_a_process(tmp_path / "mine.py", None)
 
 
-def test_an_alternative_is_called_as_the_op_that_it_computes(tmp_path: Path) -> None:
+def test_an_alternative_is_called_as_the_op_that_it_computes(tmp_path):
     text = (
         "from nsabench import implementation\n"
         '@implementation(op="nsa_attention", name="mine", role="alternative", '

@@ -1,8 +1,6 @@
 """The wheels of nsabench and nsa-kernels: all of both is in them, and they work without the
 checkout."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -38,7 +36,7 @@ print("works")
 """
 
 
-def python(*arguments: object, of: Path | str = sys.executable, where: Path) -> str:
+def python(*arguments, of=sys.executable, where):
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run(
         [of, *map(str, arguments)],
@@ -53,7 +51,7 @@ def python(*arguments: object, of: Path | str = sys.executable, where: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def wheels(tmp_path_factory):
     """Both wheels, built from a copy: building writes beside the sources."""
     copy, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels")
     skip = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
@@ -77,7 +75,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("nsa_kernels", "kernels/nsa_kernels", "nsa_kernels"),
     ],
 )
-def test_every_file_of_a_package_is_in_its_wheel(wheels, wheel, folder, package) -> None:
+def test_every_file_of_a_package_is_in_its_wheel(wheels, wheel, folder, package):
     packed = set(zipfile.ZipFile(wheels[wheel]).namelist())
     files = [
         path.relative_to(ROOT / folder).as_posix()
@@ -89,14 +87,14 @@ def test_every_file_of_a_package_is_in_its_wheel(wheels, wheel, folder, package)
 
 
 @pytest.mark.parametrize("wheel", ["nsabench", "nsa_kernels"])
-def test_a_wheel_holds_the_licence(wheels, wheel) -> None:
+def test_a_wheel_holds_the_licence(wheels, wheel):
     assert any(
         name.endswith(".dist-info/licenses/LICENSE")
         for name in zipfile.ZipFile(wheels[wheel]).namelist()
     )
 
 
-def test_both_work_where_there_is_no_checkout(wheels, tmp_path) -> None:
+def test_both_work_where_there_is_no_checkout(wheels, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     bin_ = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
     python(

@@ -1,8 +1,5 @@
 """Caches of the CPU as a run has them, where tests push out less."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,7 +9,7 @@ from nsabench.worker.timing import timer
 
 
 @contextmanager
-def true_caches() -> Iterator[None]:
+def true_caches():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer, "last_level_bytes", cpu_caches.last_level_bytes)
         timer.flush.cache_clear()

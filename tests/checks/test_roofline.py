@@ -1,19 +1,23 @@
+"""Times against what a device can do: too fast, too slow, cliffs and flat series."""
+
+from dataclasses import replace
+
 import pytest
 
 from nsabench.checks import DeviceLimits, Effect
-from nsabench.checks.roofline import check_roofline
+from nsabench.checks.roofline import check_baseline, check_cliff, check_roofline, check_scaling
 from nsabench.model.measurement import Ceilings
-from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Status
 from tests.runs import with_comparison
 
 H200 = DeviceLimits("measured in this run", memory_gb_s=4250.0, l2_gb_s=6200.0)
+BUSY_H200 = replace(H200, tflop_s={"float16": 790.0})
 RTX4090 = DeviceLimits(
     "data sheet", memory_gb_s=1008.0, l2_gb_s=5000.0, l2_bytes=72 << 20, margin=1.05
 )
 
 
-def queued(record: Record, ms: float) -> Record:
+def queued(record, ms):
     return with_comparison(record, Regime.QUEUE, median_ms=ms)
 
 
@@ -92,3 +96,141 @@ def test_float32_on_tensor_cores_is_possible(make_row):
     assert limits.tflop_s == rates
     alone = DeviceLimits.from_run(Ceilings(tflop_s={"float32": 50.0}))
     assert check_roofline([with_comparison(row, median_ms=row.flops / 60e9)], alone) != []
+
+
+# --- Baselines that are too slow for a speed-up
+
+SMALL = {"N": 256, "H": 4, "D": 64, "L": 64}
+LOOP = ("loop", "baseline", 42.0, {**SMALL, "gap_hidden_share": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (  # a sleeping wrapper is not the best baseline
+            [
+                ("sleeping", "control", 5.3, {}),
+                ("expand", "baseline", 0.4727, {}),
+                ("gqa", "baseline", 0.1368, {}),
+                ("mine", "candidate", 9.0, {}),
+            ],
+            [("sleeping", Effect.NOTE), ("expand", Effect.NOTE)],
+        ),
+        (  # a baseline that runs for a control shows slowness, and no candidate is held to it
+            [
+                ("sleeping", "control", 9.0, SMALL),
+                LOOP,
+                ("wrapped", "baseline", 0.02, {**SMALL, "alongside": True}),
+                ("mine", "candidate", 0.02, SMALL),
+            ],
+            [("sleeping", Effect.NOTE), ("loop", Effect.NOTE), ("", Effect.INCONCLUSIVE)],
+        ),
+        (  # wrong baselines do not count
+            [
+                ("slow", "baseline", 5.0, {}),
+                ("wrong", "baseline", 0.01, {"mae": 0.1}),
+                ("failed", "baseline", 0.01, {"status": Status.WRONG}),
+            ],
+            [("", Effect.NOTE)],
+        ),
+        ([LOOP, ("mine", "candidate", 0.02, SMALL)], [("", Effect.INCONCLUSIVE)]),
+        # Masked attention over all keys is slow on short spans, and may be the best for an op.
+        ([("masked", "baseline", 42.0, SMALL)], [("", Effect.NOTE)]),
+        ([("launch_bound", "baseline", 0.0137, SMALL)], []),
+    ],
+)
+def test_slow_baselines(make_row, rows, found):
+    records = [make_row(name, role, ms, **fields) for name, role, ms, fields in rows]
+    findings = check_baseline(records, BUSY_H200)
+    assert [(f.implementation, f.effect) for f in findings] == found
+
+
+@pytest.mark.parametrize("limits", [DeviceLimits(), DeviceLimits(memory_gb_s=37.0)])
+def test_without_a_compute_rate_no_baseline_is_called_slow(make_row, limits):
+    assert check_baseline([make_row("loop", "baseline", 42.0, **SMALL)], limits) == []
+
+
+# --- Times along a length series
+
+WARM_4090 = DeviceLimits("data sheet", memory_gb_s=1008.0, l2_gb_s=5000.0, l2_bytes=72 << 20)
+UNKNOWN = DeviceLimits()
+LENGTHS = (64, 128, 256, 512, 1024)
+
+
+def series(make_row, times, name="flex_attention", role="baseline", **fields):
+    return [
+        make_row(name, role, median_ms=t, L=n, **fields)
+        for n, t in zip(LENGTHS, times, strict=False)
+    ]
+
+
+def test_a_baseline_that_is_no_longer_compiled_leaves_its_cases_open(make_row):
+    """The third length and all that follow are in doubt, until the time is as before."""
+    rows = series(make_row, [0.0103, 0.0128, 3.09, 4.04, 0.03])
+    rows += series(make_row, [0.02] * 5, "sdpa")
+    first, second = check_cliff(rows, UNKNOWN)
+    assert {first.effect, second.effect} == {Effect.INCONCLUSIVE}
+    assert [first.case_id, second.case_id] == [rows[2].case_id, rows[3].case_id]
+    assert first.implementation == second.implementation == ""
+    assert "0.0128 ms at L=128 but 3.09 ms at L=256" in first.sentence
+    assert first.sentence == second.sentence
+
+
+FLEX, LEAP = "flex_attention", [0.1, 0.1, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("arms", "limits", "found"),
+    [
+        ([(FLEX, "baseline", LEAP), ("sdpa", "baseline", [0.02] * 3)], UNKNOWN, [Effect.NOTE]),
+        ([("mine", "candidate", LEAP)], UNKNOWN, [Effect.NOTE]),
+        ([("sleeper", "control", LEAP)], UNKNOWN, []),
+        ([(FLEX, "baseline", [0.02, 0.06, 0.24, 0.96, 3.84])], UNKNOWN, []),  # the square
+        ([(FLEX, "baseline", [0.01, 0.01, 0.04, 0.3, 0.3])], UNKNOWN, []),  # another kernel
+        # An impossible time has its own finding, and is not compared with the honest next one.
+        ([(FLEX, "baseline", [1e-5, 0.05, 0.1])], UNKNOWN, [Effect.INCONCLUSIVE] * 2),
+        ([(FLEX, "baseline", [1e-5, 0.05, 0.1])], H200, []),
+        ([(FLEX, "baseline", [0.0, 0.05, 0.1])], UNKNOWN, []),
+        ([(FLEX, "baseline", [1e-4, 0.05, 0.1])], DeviceLimits(timer_floor_ms=0.002), []),
+        # A baseline that cheats does not make the honest one irrelevant.
+        (
+            [(FLEX, "baseline", [0.05, 0.05, 10.0]), ("cheat", "baseline", [1e-5] * 3)],
+            H200,
+            [Effect.INCONCLUSIVE],
+        ),
+    ],
+)
+def test_cliffs(make_row, arms, limits, found):
+    rows = [row for name, role, times in arms for row in series(make_row, times, name, role)]
+    assert [f.effect for f in check_cliff(rows, limits)] == found
+
+
+@pytest.mark.parametrize(
+    ("times", "fields", "limits", "found"),
+    [
+        ([0.114, 0.115, 0.115, 0.115, 0.115], {}, H200, [Effect.IMPLAUSIBLE]),
+        ([0.114, 0.115, 0.115, 0.115], {}, H200, [Effect.INCONCLUSIVE]),  # flat yet possible
+        ([0.1142, 0.13, 0.1878, 0.29, 0.4727], {}, H200, []),  # K and V expanded over heads
+        ([0.0300, 0.035, 0.0487, 0.08, 0.1388], {}, H200, []),  # heads as queries
+        ([0.0177, 0.02, 0.0452, 0.07, 0.1362], {}, H200, []),  # a kernel at 93 % of bandwidth
+        ([1.0, 1.0, 1.0, 1.0, 1.0], {}, H200, []),  # slow for another reason
+        ([0.0117] * 4, {"N": 256, "H": 4, "D": 64}, H200, []),  # bound by its launch
+        ([0.020] * 4, {"N": 256}, WARM_4090, [Effect.INCONCLUSIVE]),  # a warm L2 may explain it
+        ([0.064] * 5, {}, WARM_4090, [Effect.IMPLAUSIBLE]),
+        ([0.064] * 5, {}, UNKNOWN, [Effect.NOTE]),
+    ],
+)
+def test_flat_times(make_row, times, fields, limits, found):
+    findings = check_scaling(series(make_row, times, **fields), limits)
+    assert [f.effect for f in findings] == found
+    assert all("L=64" in f.sentence for f in findings)
+
+
+def test_only_records_that_differ_in_nothing_but_length_are_compared(make_row):
+    rows = [
+        make_row(L=64, median_ms=0.115),
+        make_row(L=1024, median_ms=0.115, dtype="bfloat16"),
+        make_row(L=1024, median_ms=0.115, H=4),
+        make_row("other", L=1024, median_ms=0.115),
+    ]
+    assert check_scaling(rows, H200) == []

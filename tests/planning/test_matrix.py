@@ -1,6 +1,4 @@
-"""Matrices: what they span, and what is said of a bad one."""
-
-from __future__ import annotations
+"""Matrices: what they span, what is said of a bad one, and how the command line narrows them."""
 
 import csv
 from pathlib import Path
@@ -9,20 +7,23 @@ import pytest
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.planning import matrix
+from nsabench.model.vocabulary import Role, Runs
+from nsabench.planning import matrix, resolve
+from nsabench.planning.narrow import Narrowed
 from nsabench.planning.resolve import shipped_matrices
+from tests.runs import info
 
 DATA = Path(__file__).parents[1] / "data" / "reference"
 
 
-def load(tmp_path: Path, text: str) -> matrix.LoadedMatrix:
+def load(tmp_path, text):
     path = tmp_path / "m.yaml"
     path.write_text(text)
     [loaded] = matrix.load(path)
     return loaded
 
 
-def test_axes_are_a_product(tmp_path: Path) -> None:
+def test_axes_are_a_product(tmp_path):
     loaded = load(
         tmp_path,
         "op: selection_rows\naxes: {N: [1, 2], H: 2, D: 16, L: [8, 16], dtype: [float16, float32]}",
@@ -30,7 +31,7 @@ def test_axes_are_a_product(tmp_path: Path) -> None:
     assert len({case.id for case in loaded.cases}) == 8
 
 
-def test_include_inherits_common_axes(tmp_path: Path) -> None:
+def test_include_inherits_common_axes(tmp_path):
     loaded = load(
         tmp_path,
         """
@@ -51,7 +52,7 @@ include:
     }
 
 
-def test_the_shipped_rows_are_those_of_the_earlier_table() -> None:
+def test_the_shipped_rows_are_those_of_the_earlier_table():
     [loaded] = matrix.load(shipped_matrices()["selection_rows"])
     with (DATA / "m4_rtx4090_dense.csv").open() as file:
         table = {tuple(int(r[k]) for k in ("N", "H", "D", "Dv", "L")) for r in csv.DictReader(file)}
@@ -62,7 +63,7 @@ def test_the_shipped_rows_are_those_of_the_earlier_table() -> None:
         assert {tuple(s[k] for k in ("N", "H", "D", "Dv", "L")) for s in shapes} == table
 
 
-def test_an_id_depends_on_what_is_measured_only(tmp_path: Path) -> None:
+def test_an_id_depends_on_what_is_measured_only(tmp_path):
     text = "op: selection_rows\naxes: {N: 1, H: 1, D: 16, L: 8}\n"
     [a] = load(tmp_path, text).cases
     [b] = load(tmp_path, text + "timeout_s: 5\ntiming: {warmup_s: 1}\n").cases
@@ -118,9 +119,7 @@ def test_an_id_depends_on_what_is_measured_only(tmp_path: Path) -> None:
         ("op: selection_rows\ntimeout_s: .nan\n", "m.yaml:2: timeout_s", "correct"),
     ],
 )
-def test_a_bad_matrix_is_one_sentence_and_a_remedy(
-    tmp_path: Path, text: str, sentence: str, remedy: str
-) -> None:
+def test_a_bad_matrix_is_one_sentence_and_a_remedy(tmp_path, text, sentence, remedy):
     with pytest.raises(UsageError) as error:
         load(tmp_path, text)
     assert sentence in str(error.value)
@@ -128,7 +127,7 @@ def test_a_bad_matrix_is_one_sentence_and_a_remedy(
     assert "\n" not in str(error.value)
 
 
-def test_a_file_may_hold_several_matrices(tmp_path: Path) -> None:
+def test_a_file_may_hold_several_matrices(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(
         "op: selection_rows\naxes: {N: 1, H: 1, D: 8, L: 4}\n---\n"
@@ -140,7 +139,7 @@ def test_a_file_may_hold_several_matrices(tmp_path: Path) -> None:
         matrix.load(path)
 
 
-def test_a_shipped_case_shows_who_counts_a_repeated_block_twice() -> None:
+def test_a_shipped_case_shows_who_counts_a_repeated_block_twice():
     """Where all blocks of a row are given as often, the weights stay the same."""
     cases = [
         case
@@ -158,10 +157,65 @@ def test_a_shipped_case_shows_who_counts_a_repeated_block_twice() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(shipped_matrices()))
-def test_every_shipped_matrix_spans_cases(name: str) -> None:
+def test_every_shipped_matrix_spans_cases(name):
     assert all(loaded.cases for loaded in matrix.load(shipped_matrices()[name]))
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         matrix.load(tmp_path / "none.yaml")
+
+
+MATRIX = (
+    "op: selection_rows\naxes: {N: 2, H: 1, D: [64, 128], L: [256, 512, 1024], "
+    "dtype: [float16, bfloat16]}\n"
+)
+
+
+INSTALLED = [
+    info("mine", Role.CANDIDATE, devices=(Runs.CPU,)),
+    info("rows_cuda", Role.CANDIDATE, devices=(Runs.CPU,)),
+    info("sdpa_gqa", Role.BASELINE, devices=(Runs.CPU,)),
+]
+
+
+def planned(tmp_path, *where, only=(), **more):
+    path = tmp_path / "m.yaml"
+    path.write_text(MATRIX)
+    narrowed = Narrowed(where, only)
+    return resolve.resolve(matrix.load(path), INSTALLED, device="cpu", narrowed=narrowed, **more)
+
+
+@pytest.mark.parametrize(
+    ("where", "cases"),
+    [
+        (["D=128 and L>=512"], 4),
+        (["D == 128", "L<512"], 2),
+        (["D!=128, dtype=fp16"], 3),
+        (["op=selection_rows"], 12),
+    ],
+)
+def test_conditions_hold_together(tmp_path, where, cases):
+    assert len(planned(tmp_path, *where).cases) == cases
+
+
+def test_only_names_candidates_and_leaves_the_baselines(tmp_path):
+    plan = planned(tmp_path, only=("mi*",))
+    assert {c.implementations for c in plan.cases} == {("mine", "sdpa_gqa")}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence", "remedy"),
+    [
+        ({"where": ["LL>4"]}, "no case has 'LL'", "did you mean 'L'?"),
+        ({"where": ["L>4096"]}, "none of the 12 cases meets 'L>4096'", "nsabench plan"),
+        ({"where": ["L is 4"]}, "'L is 4' is not a condition", "D=128 and L>=512"),
+        ({"where": ["L>many"]}, "L is a number, not 'many'", "give one"),
+        ({"only": ("mines",)}, "no candidate is named 'mines'", "--kernels FILE.py; else, did you"),
+        ({"only": ("sdpa_*",)}, "no candidate is named 'sdpa_*'", "--kernels FILE.py"),
+    ],
+)
+def test_what_cannot_be_met_is_refused(tmp_path, given, sentence, remedy):
+    with pytest.raises(UsageError) as refused:
+        planned(tmp_path, *given.pop("where", ()), **given)
+    assert sentence in str(refused.value) and remedy in refused.value.remedy

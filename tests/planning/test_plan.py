@@ -1,10 +1,9 @@
 """Plans: shards, which cases controls are measured in, and what a plan binds."""
 
-from __future__ import annotations
-
+import hashlib
+import json
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +11,13 @@ from hypothesis import strategies as st
 
 from nsabench import labels
 from nsabench.errors import UsageError
-from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.planning import matrix, resolve
 from nsabench.planning.shards import estimate_s, share
 from tests.checking import a_case
+from tests.runs import info
 
 OP = "sliding_window"
 ROWS = (
@@ -25,22 +26,17 @@ ROWS = (
 FOUR_LADDERS = ROWS.replace("H: 1", "H: [1, 2]")
 
 
-def info(name: str, role: Role, source: str = "shipped", **fields: str) -> ImplementationInfo:
-    return ImplementationInfo(
-        op="selection_rows", name=name, role=role, devices=(Runs.CPU,), source=source, **fields
-    )
-
-
+OWN, SHIPPED = ({"devices": (Runs.CPU,), "source": s} for s in ("mine.py@123", "shipped"))
 INSTALLED = [
-    info("mine", Role.CANDIDATE, "mine.py@123"),
-    info("quick", Role.BASELINE),
-    info("slow", Role.BASELINE),
-    info("own", Role.BASELINE, "mine.py@123"),
-    info("trick", Role.CONTROL, caught_by="timer", wraps="quick"),
+    info("mine", Role.CANDIDATE, **OWN),
+    info("quick", Role.BASELINE, **SHIPPED),
+    info("slow", Role.BASELINE, **SHIPPED),
+    info("own", Role.BASELINE, **OWN),
+    info("trick", Role.CONTROL, caught_by="timer", wraps="quick", **SHIPPED),
 ]
 
 
-def resolved(tmp_path: Path, text: str = ROWS, wraps: str = "quick", **fields: Any) -> Plan:
+def resolved(tmp_path, text=ROWS, wraps="quick", **fields):
     path = tmp_path / "m.yaml"
     path.write_text(text)
     sources = {"shipped": "a" * 64, "mine.py@123": "b" * 64}
@@ -48,79 +44,60 @@ def resolved(tmp_path: Path, text: str = ROWS, wraps: str = "quick", **fields: A
     return resolve.resolve(matrix.load(path), installed, device="cpu", sources=sources, **fields)
 
 
-def planned_case(series: int, length: int) -> PlannedCase:
-    shape = {"N": 2, "H": 1 + series, "D": 8, "Dv": 8, "L": 8 * (1 + length)}
+def planned_case(series, length, rows=2):
+    shape = {"N": rows, "H": 1 + series, "D": 8, "Dv": 8, "L": 8 * (1 + length)}
     case = a_case("selection_rows", shape)
     return PlannedCase(id=case.id, case=case, implementations=("mine",))
 
 
+def heads_of(cases):
+    return {c.case.shape["H"] for c in cases}
+
+
+def deal(cases, count, filled=None):
+    return [share(cases, f"{i}/{count}") for i in range(1, 1 + (filled or count))]
+
+
+# Series of so many cases, each of two to the power of so many rows.
+SERIES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=12)
+
+
 @settings(deadline=None)  # a busy machine must not fail the test
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), shards=st.integers(1, 14))
-def test_shards_are_a_partition_into_whole_series(sizes: list[int], shards: int) -> None:
+@given(series=SERIES, shards=st.integers(1, 14))
+def test_shards_are_a_partition_into_whole_series_in_balance(series, shards):
     # Series may be interleaved in a plan.
     cases = [
-        planned_case(series, length)
-        for length in range(max(sizes))
-        for series, size in enumerate(sizes)
+        planned_case(number, length, 1 << work)
+        for length in range(9)
+        for number, (size, work) in enumerate(series)
         if length < size
     ]
-    if shards > len(sizes):
+    if shards > len(series):
         with pytest.raises(UsageError, match="is empty") as refused:
             share(cases, f"{shards}/{shards}")
-        assert f"no more than {len(sizes)} shards" in refused.value.remedy
-    filled = min(shards, len(sizes))
-    parts = [share(cases, f"{i}/{shards}") for i in range(1, filled + 1)]
+        assert f"no more than {len(series)} shards" in refused.value.remedy
+    parts = deal(cases, shards, min(shards, len(series)))
+    assert all(parts)
     assert sorted(c.id for part in parts for c in part) == sorted(c.id for c in cases)
-    heads = [{c.case.shape["H"] for c in part} for part in parts]
-    assert all(one.isdisjoint(other) for i, one in enumerate(heads) for other in heads[:i])
+    assert sum(len(heads_of(part)) for part in parts) == len(series)
     for part in parts:
         assert part == [c for c in cases if c in part]  # in the order of the plan
-    # As even as whole series allow: none could be handed on to make the largest shard smaller.
-    largest, smallest = max(parts, key=len), min(parts, key=len)
-    assert len(largest) - len(smallest) <= min(sizes[h - 1] for h in heads[parts.index(largest)])
-
-
-def heads_of(cases: list[PlannedCase], count: int) -> list[list[int]]:
-    parts = [share(cases, f"{i}/{count}") for i in range(1, count + 1)]
-    return [sorted({c.case.shape["H"] for c in part}) for part in parts]
-
-
-def test_a_series_of_much_work_has_a_shard_of_its_own() -> None:
-    """Four series of as many cases, of which one takes as long as the others together."""
-    cases = [planned_case(series, n) for series in range(4) for n in range(2)]
-    heavy = [
-        c.model_copy(update={"case": c.case.model_copy(update={"shape": shape})})
-        for c in cases[:2]
-        for shape in [{**c.case.shape, "N": 1 << 24, "L": 256 * c.case.shape["L"]}]
-    ]
-    assert heads_of(cases, 2) == [[1, 4], [2, 3]]
-    assert heads_of([*heavy, *cases[2:]], 2) == [[1], [2, 3, 4]]
-
-
-@settings(deadline=None)
-@given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=14), count=st.integers(1, 6))
-def test_shards_are_a_partition_in_balance(sizes: list[int], count: int) -> None:
-    """Each case is there once, no shard is empty, and series are whole."""
-    cases = []
-    for series, work in enumerate(sizes):
-        for n in range(2):
-            shape = {**planned_case(series, n).case.shape, "N": 1 << work}
-            case = a_case("selection_rows", shape)
-            cases.append(PlannedCase(id=case.id, case=case, implementations=("mine",)))
-    costs = {planned.id: estimate_s(planned) for planned in cases}
-    count = min(count, len(sizes))
-    parts = [share(cases, f"{i}/{count}") for i in range(1, count + 1)]
-    assert all(parts)
-    assert sorted(c.id for part in parts for c in part) == sorted(costs)
-    heads = [{c.case.shape["H"] for c in part} for part in parts]
-    assert sum(map(len, heads)) == len(sizes)
-    longest = max(sum(costs[c.id] for c in part) for part in parts)
+    costs = [[estimate_s(c) for c in cases if c.case.shape["H"] == h] for h in heads_of(cases)]
+    longest = max(sum(map(estimate_s, part)) for part in parts)
     # Dealt by the dearest first, no shard is over the mean by more than one series.
-    at_most = sum(costs.values()) / count + 2 * max(costs.values())
+    at_most = sum(map(sum, costs)) / len(parts) + max(map(sum, costs))
     assert longest <= 1.02 * at_most + 1e-4
 
 
-def test_controls_do_not_outweigh_the_work_of_a_case() -> None:
+def test_a_series_of_much_work_has_a_shard_of_its_own():
+    """Four series of as many cases, of which one takes as long as the others together."""
+    cases = [planned_case(series, n) for series in range(4) for n in range(2)]
+    heavy = [planned_case(0, 256 * (1 + n) - 1, 1 << 24) for n in range(2)]
+    assert [*map(heads_of, deal(cases, 2))] == [{1, 4}, {2, 3}]
+    assert [*map(heads_of, deal([*heavy, *cases[2:]], 2))] == [{1}, {2, 3, 4}]
+
+
+def test_controls_do_not_outweigh_the_work_of_a_case():
     """Two shards of a plan of dense rows and block selection must take about the same time. On an
     H200 a case took 2.8 s for rows, with sixteen implementations on average, and 8.9 s for
     blocks."""
@@ -136,7 +113,7 @@ def test_controls_do_not_outweigh_the_work_of_a_case() -> None:
     assert rows < blocks
 
 
-def test_all_shards_of_a_plan_name_one_canary_that_runs_there(tmp_path: Path) -> None:
+def test_all_shards_of_a_plan_name_one_canary_that_runs_there(tmp_path):
     parts = [resolved(tmp_path, FOUR_LADDERS, shard=f"{i}/4") for i in range(1, 5)]
     [canary] = {part.canary.id for part in parts if part.canary}
     whole = resolved(tmp_path, FOUR_LADDERS)
@@ -150,7 +127,7 @@ def test_all_shards_of_a_plan_name_one_canary_that_runs_there(tmp_path: Path) ->
     assert all(part.info(first.case.op, n) for part in parts for n in first.implementations)
 
 
-def test_controls_watch_the_least_and_the_most_work_of_each_width(tmp_path: Path) -> None:
+def test_controls_watch_the_least_and_the_most_work_of_each_width(tmp_path):
     """The two formats of two bytes are one: what catches a control there is the same."""
     made = resolved(tmp_path, ROWS.replace("float32]", "bfloat16, float32]"))
     watched = {
@@ -160,21 +137,16 @@ def test_controls_watch_the_least_and_the_most_work_of_each_width(tmp_path: Path
     assert watched == two_bytes | {("float32", length) for length in (8, 32)}
 
 
-def test_a_control_is_planned_where_it_concerns_the_case(tmp_path: Path) -> None:
+def test_a_control_is_planned_where_it_concerns_the_case(tmp_path):
     """The least and the most work are chosen among the cases that the control concerns."""
 
-    def control(name: str, **fields: tuple[str, ...]) -> ImplementationInfo:
-        return ImplementationInfo.model_validate(
-            {**info(name, Role.CONTROL, caught_by="parity").model_dump(), "op": OP, **fields}
-        )
-
-    baseline = info("quick", Role.BASELINE).model_copy(update={"op": OP})
+    parity = {"op": OP, "caught_by": "parity", **SHIPPED}
     implementations = [
-        baseline,
-        control("either"),
-        control("output", directions=("forward",)),
-        control("gradient", directions=("backward",)),
-        control("packing", distributions=("packed",)),
+        info("quick", Role.BASELINE, **{**SHIPPED, "op": OP}),
+        info("either", Role.CONTROL, **parity),
+        info("output", Role.CONTROL, **parity, directions=("forward",)),
+        info("gradient", Role.CONTROL, **parity, directions=("backward",)),
+        info("packing", Role.CONTROL, **parity, distributions=("packed",)),
     ]
     path = tmp_path / "m.yaml"
     path.write_text(
@@ -200,7 +172,7 @@ def test_a_control_is_planned_where_it_concerns_the_case(tmp_path: Path) -> None
     assert found["packing"] == {("packed", "forward", 16), ("packed", "forward", 24)}
 
 
-def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: Path) -> None:
+def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path):
     made = resolved(tmp_path, ROWS + "implementations: {only: [mine, slow]}\n")
     for case in made.cases:
         names = set(case.implementations)
@@ -213,7 +185,7 @@ def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: P
     assert not any(case.alongside for case in whole.cases)
 
 
-def test_controls_stay_where_the_baseline_that_they_wrap_is_measured(tmp_path: Path) -> None:
+def test_controls_stay_where_the_baseline_that_they_wrap_is_measured(tmp_path):
     """A matrix that skips a slow baseline in long cases also skips its controls there."""
     lengths = "[8, 16, 24, 32]"
     short = ROWS.replace(lengths, "[8, 16]")
@@ -228,19 +200,19 @@ def test_controls_stay_where_the_baseline_that_they_wrap_is_measured(tmp_path: P
 @pytest.mark.parametrize(
     "selection", ["{only: []}", "{skip: ['*']}", "{only: [slow], skip: [slow]}"]
 )
-def test_a_matrix_that_leaves_nothing_to_measure_is_refused(tmp_path: Path, selection: str) -> None:
+def test_a_matrix_that_leaves_nothing_to_measure_is_refused(tmp_path, selection):
     with pytest.raises(UsageError, match="no implementation of selection_rows is left") as error:
         resolved(tmp_path, f"{ROWS}implementations: {selection}\n")
     assert "m.yaml" in str(error.value)
 
 
-def test_a_case_of_two_matrices_is_measured_once_as_the_first_says(tmp_path: Path) -> None:
+def test_a_case_of_two_matrices_is_measured_once_as_the_first_says(tmp_path):
     made = resolved(tmp_path, f"{ROWS}timeout_s: 7\n---\n{ROWS}timeout_s: 9\n")
     assert len(made.cases) == 8
     assert {c.case.timeout_s for c in made.cases} == {7}
 
 
-def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path: Path) -> None:
+def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path):
     """Not the same case twice, of which the second is dropped: `decode.yaml` asks for both."""
     made = resolved(tmp_path, f"{ROWS}---\n{ROWS}timing: {{mode: graph}}\n")
     calls, replays = made.cases[:8], made.cases[8:]
@@ -252,7 +224,7 @@ def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path: Path) -> 
     assert {p.case.timing.mode for p in watched} == {"stream", "graph"}
 
 
-def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:
+def test_a_plan_is_the_bytes_it_was_written_with(tmp_path):
     made, path = resolved(tmp_path), tmp_path / "plan.json"
     made.write(path)
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
@@ -266,7 +238,7 @@ def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:
         assert altered.sha256 != made.sha256
 
 
-def test_a_plan_holds_the_margin_that_its_verdicts_are_confirmed_at(tmp_path: Path) -> None:
+def test_a_plan_holds_the_margin_that_its_verdicts_are_confirmed_at(tmp_path):
     made, path = resolved(tmp_path, margin=1.05), tmp_path / "plan.json"
     made.write(path)
     assert Plan.read(path).margin == 1.05
@@ -275,9 +247,26 @@ def test_a_plan_holds_the_margin_that_its_verdicts_are_confirmed_at(tmp_path: Pa
         Plan.read(path)
 
 
-def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> None:
+def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path):
     made = resolved(tmp_path)
     assert made.clean_sources == {"shipped": "a" * 64}
     case = made.cases[1]
     assert made.list_clean(case, Role.BASELINE) == ["quick", "slow"]
     assert made.model_copy(update={"sources": {}}).clean_sources == {}, "derived anew"
+
+
+def test_a_file_by_its_name_and_digest():
+    file = Path("/somewhere/mine@home.py")
+    source = Source.from_file(file, b"x = 1")
+    digest = hashlib.sha256(b"x = 1").hexdigest()[:12]
+    assert source == str(source) == f"mine@home.py@{digest}"
+    assert (source.is_file, source.name, source.digest) == (True, "mine@home.py", digest)
+    assert source.is_of(Path("elsewhere/mine@home.py"))
+    assert not source.is_of(Path("home.py")) and not source.is_of(None)
+    assert json.loads(json.dumps({source: "a"})) == {source: "a"}
+
+
+def test_a_distribution_by_its_name():
+    source = Source("nsa-kernels")
+    assert (source.is_file, source.name, source.digest) == (False, "nsa-kernels", "")
+    assert not source.is_of(Path("nsa-kernels"))

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import json
 import os
 import signal
 import sys
@@ -168,54 +169,44 @@ def nonce():
     return channel._nonce + b" "
 
 
-@hostile
-def forges_a_refusal(q, k, v):
-    text = b'{"kind": "refused", "sentence": "all is well", "remedy": "", "exit_code": 0}\n'
-    forge(nonce() + text)
-    time.sleep(600)
-
-
-@hostile
-def blames_the_baseline(q, k, v):
-    forge(nonce() + b'{"kind": "lost_device", "implementation": "sdpa_gqa", "reason": "not me"}\n')
-    time.sleep(600)
-
-
-@hostile
-def dies_before_any_call_it_says(q, k, v):
-    forge(nonce() + b'{"kind": "step", "phase": "inputs"}\n')
-    os.abort()
-
-
-@hostile
-def delivers_for_ever(q, k, v):
-    delivery = made_delivery("delivers_for_ever")
-    while True:
-        forge(delivery)
-        os.read(0, 1 << 16)
-
-
-def made_delivery(name, computes=""):
-    text = '{"kind": "delivery", "implementation": "%s", "computes": "%s", "set": 0}\n'
-    return nonce() + (text % (name, computes)).encode()
-
-
-@hostile
-def delivers_for_another(q, k, v):
-    forge(made_delivery("sdpa_gqa"))
+def await_answer():
     os.read(0, 1 << 16)
 
 
-@hostile
-def delivers_for_another_op(q, k, v):
-    forge(made_delivery("delivers_for_another_op", "decode_dense"))
-    os.read(0, 1 << 16)
+def forging(name, kind, *, then=await_answer, again=False, **fields):
+    """Register a kernel that answers in the worker's name, once or for ever."""
+
+    def call(q, k, v):
+        line = nonce() + json.dumps({"kind": kind, **fields}).encode() + b"\n"
+        forge(line)
+        then()
+        while again:
+            forge(line)
+            then()
+
+    call.__name__ = name
+    hostile(call)
 
 
-@hostile
-def delivers_for_a_stranger(q, k, v):
-    forge(made_delivery("somebody"))
-    os.read(0, 1 << 16)
+def delivering(name, implementation, computes="", **given):
+    forging(name, "delivery", implementation=implementation, computes=computes, set=0, **given)
+
+
+def pause():
+    time.sleep(0.05)
+
+
+WELL = {"sentence": "all is well", "remedy": "", "exit_code": 0}
+forging("forges_a_refusal", "refused", **WELL)
+forging("blames_the_baseline", "lost_device", implementation="sdpa_gqa", reason="not me")
+forging("dies_before_any_call_it_says", "step", phase="inputs", then=os.abort)
+forging("asks_for_hours", "step", phase="parity", allowance=64, then=pause, again=True)
+STEP = {"phase": "parity", "implementation": "somebody"}
+forging("reports_steps_for_ever", "step", **STEP, then=pause, again=True)
+delivering("delivers_for_ever", "delivers_for_ever", again=True)
+delivering("delivers_for_another", "sdpa_gqa")
+delivering("delivers_for_another_op", "delivers_for_another_op", "decode_dense")
+delivering("delivers_for_a_stranger", "somebody")
 
 
 @hostile
@@ -231,20 +222,6 @@ def refuses_the_next_case(q, k, v):
 
     if type(stream) is not SimpleNamespace:
         channel._stream = SimpleNamespace(write=write, flush=stream.flush)
-
-
-@hostile
-def reports_steps_for_ever(q, k, v):
-    while True:
-        forge(nonce() + b'{"kind": "step", "phase": "parity", "implementation": "somebody"}\n')
-        time.sleep(0.05)
-
-
-@hostile
-def asks_for_hours(q, k, v):
-    while True:
-        forge(nonce() + b'{"kind": "step", "phase": "parity", "allowance": 64}\n')
-        time.sleep(0.05)
 
 
 def in_place_of_the_compiler(reset):

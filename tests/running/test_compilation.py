@@ -1,32 +1,24 @@
 """Kernels are compiled ahead where workers find them, and nothing else comes of it."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nsabench import registry
-from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from nsabench.running import compilation
-from nsabench.running.compilation import CompileAhead, Family, families_of
+from nsabench.running.compilation import CompileAhead, families_of
 from nsabench.running.policy import next_jobs, plan_canary
 from nsabench.worker.protocol import Measured
 from tests import main_pass
 from tests.running import compiling
-from tests.running.conftest import MakePlan, make_plan
 from tests.running.test_hostile import leftovers
 from tests.runs import log_of
 
-__all__ = ["make_plan"]
-Begin = Callable[..., tuple[Plan, CompileAhead]]
 KERNELS = Path(compiling.__file__)
 LENGTHS = (16, 32, 64, 128)
 CALLED = {*LENGTHS, 63, 65}  # with probes
@@ -34,10 +26,10 @@ ROOM = 80 << 30
 
 
 @pytest.fixture
-def begun(make_plan: MakePlan, tmp_path: Path) -> Iterator[Begin]:
+def begun(make_plan, tmp_path):
     with ExitStack() as stack:
 
-        def begin(names: Sequence[str], **sizes: Any) -> tuple[Plan, CompileAhead]:
+        def begin(names, **sizes):
             plan = make_plan(names, kernels=KERNELS, **sizes)
             ahead = stack.enter_context(closing(CompileAhead(plan, tmp_path / "run")))
             return plan, ahead
@@ -45,23 +37,21 @@ def begun(make_plan: MakePlan, tmp_path: Path) -> Iterator[Begin]:
         yield begin
 
 
-def cells(plan: Plan) -> dict[bool, list[Family]]:
+def cells(plan):
     return families_of(plan, next_jobs(plan, log_of(plan)))
 
 
-def calls(ahead: CompileAhead, *, clean: bool = False) -> list[list[str]]:
+def calls(ahead, *, clean=False):
     [kept] = Path(aside(ahead, clean=clean)).glob("tmp/calls")
     return [line.split() for line in kept.read_text().splitlines()]
 
 
-def aside(ahead: CompileAhead, *, clean: bool) -> str:
+def aside(ahead, *, clean):
     """Where lies what was compiled."""
     return ahead._aside[clean].name + "/scratch"
 
 
-def test_candidates_are_called_on_all_cases_and_baselines_that_do_not_compile_on_none(
-    begun: Begin,
-) -> None:
+def test_candidates_are_called_on_all_cases_and_baselines_that_do_not_compile_on_none(begun):
     plan, done = begun(["compiles", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
     done.call(cells(plan), 2, ROOM, print)
 
@@ -75,7 +65,7 @@ def test_candidates_are_called_on_all_cases_and_baselines_that_do_not_compile_on
     assert leftovers() == []
 
 
-def test_families_are_called_at_once(begun: Begin) -> None:
+def test_families_are_called_at_once(begun):
     plan, done = begun(["waits_for_the_other"], lengths=(16, 32), timeout_s=120)
     small, large = plan.cases
     case = large.case.model_copy(update={"shape": {**large.case.shape, "N": 8}})
@@ -86,7 +76,7 @@ def test_families_are_called_at_once(begun: Begin) -> None:
     assert min(done.first_s.values()) > 0  # it was ended in neither
 
 
-def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
+def test_of_one_family_nobody_is_called_beside_the_first(begun):
     """They would compile the same kernels, both."""
     plan, done = begun(["compiles"], lengths=LENGTHS, timeout_s=30)
     [family] = cells(plan)[False]
@@ -96,7 +86,7 @@ def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
     assert {call[1] for call in calls(done)} == set(map(str, CALLED))
 
 
-def test_only_the_shortest_case_of_a_series_is_compiled_with_its_probes(begun: Begin) -> None:
+def test_only_the_shortest_case_of_a_series_is_compiled_with_its_probes(begun):
     plan, _ = begun(["compiles"], lengths=LENGTHS)
     [family] = cells(plan)[False]
     assert [(call.case.shape["L"], call.probes) for call in family] == [
@@ -104,7 +94,7 @@ def test_only_the_shortest_case_of_a_series_is_compiled_with_its_probes(begun: B
     ]
 
 
-def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: MakePlan) -> None:
+def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan):
     """It need not be one of the shard's own."""
     whole = make_plan(["compiles"], lengths=(16, 32))
     canary, own = whole.cases
@@ -115,9 +105,7 @@ def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: M
     assert [call.case for call in family] == [canary.case, own.case]
 
 
-def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
-    begun: Begin, tmp_path: Path
-) -> None:
+def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(begun, tmp_path):
     """The worker of each later pass also finds the compiled kernels, whatever earlier passes have
     left."""
     plan, ahead = begun(["compiles"], timeout_s=30)
@@ -141,9 +129,7 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
             (caches / "left").touch()
 
 
-def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
-    begun: Begin, tmp_path: Path
-) -> None:
+def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(begun, tmp_path):
     plan, ahead = begun(["compiles", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
     sources = registry.sources(KERNELS)
     [own] = [source for source in sources if source.startswith(KERNELS.name)]
@@ -170,9 +156,7 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
 
 
 @pytest.mark.parametrize("name", ["ends_its_process", "never_ends"])
-def test_who_ends_its_process_is_called_once_and_the_others_are_compiled(
-    begun: Begin, name: str
-) -> None:
+def test_who_ends_its_process_is_called_once_and_the_others_are_compiled(begun, name):
     plan, done = begun([name, "compiles"], lengths=LENGTHS)
     done.call(cells(plan), 2, ROOM, print)
     assert min(s for (_, one), s in done.first_s.items() if one == "compiles") > 0
@@ -180,8 +164,8 @@ def test_who_ends_its_process_is_called_once_and_the_others_are_compiled(
     assert leftovers() == []
 
 
-def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(pending: set[Any], **_: object) -> None:
+def test_an_interrupt_ends_all_processes(begun, monkeypatch):
+    def interrupted(pending, **_):
         monkeypatch.undo()
         while not any(one.running() for one in pending):
             time.sleep(0.05)
@@ -196,9 +180,9 @@ def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.Monke
     assert leftovers() == []
 
 
-def test_a_cpu_compiles_nothing_ahead(begun: Begin) -> None:
+def test_a_cpu_compiles_nothing_ahead(begun):
     plan, ahead = begun(["compiles"], lengths=(*LENGTHS, 256))
-    notes: list[str] = []
+    notes = []
     ahead.compile(next_jobs(plan, log_of(plan)), 80 << 30, notes.append)
     assert (ahead.first_s, notes) == ({}, [])
 
@@ -217,13 +201,8 @@ def test_a_cpu_compiles_nothing_ahead(begun: Begin) -> None:
     ],
 )
 def test_processes_are_as_many_as_cores_and_memory_allow(
-    monkeypatch: pytest.MonkeyPatch,
-    shards: int,
-    cores: int,
-    memory_gib: int | None,
-    call_gib: int,
-    most: int,
-) -> None:
+    monkeypatch, shards, cores, memory_gib, call_gib, most
+):
     monkeypatch.setenv(compilation.SHARDS_ON_HOST, str(shards))
     monkeypatch.setattr(compilation.os, "sched_getaffinity", lambda _: set(range(cores)))
     memory = None if memory_gib is None else memory_gib << 30
@@ -231,12 +210,12 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     assert compilation.most_processes(call_gib << 30) == most
 
 
-def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:
+def test_a_large_case_waits_for_the_others_and_these_for_it():
     """Three processes compiled what twelve could, since the largest case was taken for all."""
     room, together, most = compilation.Room(10), 0, {1: 0, 4: 0, 99: 0}
     lock = threading.Lock()
 
-    def take(size: int) -> None:
+    def take(size):
         nonlocal together
         with room.take(size):
             with lock:

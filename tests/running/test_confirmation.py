@@ -1,20 +1,14 @@
 """Verdicts, and the confirmation of those that are close to a limit."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from nsabench.checks import Effect, Finding
 from nsabench.model.measurement import Ceilings, Conditions, Observation, Samples
-from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
-from nsabench.verdicts.attempts import CaseState
-from nsabench.verdicts.results import Results, RunLog, assemble
+from nsabench.verdicts.results import RunLog, assemble
 from nsabench.verdicts.verdict import compare_records, needs_confirmation, revise
 from tests.runs import (
     Made,
@@ -30,21 +24,12 @@ from tests.runs import (
 )
 
 
-def samples(ms: float, spread: float = 1e-4, step: int = 7, count: int = 50) -> Samples:
+def samples(ms, spread=1e-4, step=7, count=50):
     times = [ms * (1 + spread * ((step * i) % 11 - 5)) for i in range(count)]
     return Samples(round=list(range(count)), time_ms=times)
 
 
-def verdict(
-    ratio: float,
-    *,
-    spread: float = 1e-4,
-    count: int = 50,
-    findings: tuple[Finding, ...] = (),
-    second: CaseState | None = None,
-    alone: CaseState | None = None,
-    **fields: Any,
-) -> Comparison:
+def verdict(ratio, *, spread=1e-4, count=50, findings=(), second=None, alone=None, **fields):
     mine = record("mine", Role.CANDIDATE, samples=samples(1.0, spread, count=count), **fields)
     best = record("best", Role.BASELINE, samples=samples(ratio, spread, step=3, count=count))
     wrong = record("wrong", Role.BASELINE, status=Status.WRONG)
@@ -52,48 +37,35 @@ def verdict(
     return revise(mine, [mine, *others], second, alone, ["best"]).own
 
 
+MISSED = Finding("controls", Effect.INVALID, "not caught", implementation="cheat")
+THROTTLED = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
+
+
 @pytest.mark.parametrize(
-    ("ratio", "expected"),
+    ("ratio", "given", "expected", "has_ratio"),
     [
-        (1.5, Verdict.FASTER),
-        (0.5, Verdict.SLOWER),
-        (1.0, Verdict.SAME),
-        (1.005, Verdict.SAME),
-        (1.02, Verdict.FASTER),
+        (1.5, {}, Verdict.FASTER, True),
+        (0.5, {}, Verdict.SLOWER, True),
+        (1.0, {}, Verdict.SAME, True),
+        (1.005, {}, Verdict.SAME, True),
+        (1.02, {}, Verdict.FASTER, True),
+        (1.0, {"spread": 0.05}, Verdict.INCONCLUSIVE, True),
+        (1.5, {"status": Status.WRONG, "reason": "off"}, Verdict.INVALID, False),
+        (1.5, {"status": Status.UNSUPPORTED, "reason": "cannot"}, None, False),
+        (1.5, {"attempt": 2}, Verdict.INCONCLUSIVE, False),  # not interleaved
+        # With one round, both ends of the bootstrap's interval equal its ratio.
+        (1.5, {"count": 1}, Verdict.INCONCLUSIVE, False),
+        (1.5, {"count": 4}, Verdict.INCONCLUSIVE, False),
+        (1.5, {"count": 5}, Verdict.FASTER, True),
+        (1.5, {"findings": (MISSED,)}, Verdict.INVALID, False),
+        (1.5, {"findings": (THROTTLED,)}, Verdict.INCONCLUSIVE, True),
     ],
 )
-def test_a_clear_ratio_gives_a_clear_verdict(ratio: float, expected: Verdict) -> None:
-    judgement = verdict(ratio)
+def test_what_a_ratio_says(ratio, given, expected, has_ratio):
+    judgement = verdict(ratio, **given)
     assert judgement.verdict is expected
-    assert judgement.against == "best"
-    assert judgement.ratio == pytest.approx(ratio)
-
-
-def test_a_wide_interval_is_inconclusive() -> None:
-    assert verdict(1.0, spread=0.05).verdict is Verdict.INCONCLUSIVE
-
-
-def test_a_failure_never_has_a_speedup() -> None:
-    judgement = verdict(1.5, status=Status.WRONG, reason="off")
-    assert (judgement.verdict, judgement.ratio) == (Verdict.INVALID, None)
-    judgement = verdict(1.5, status=Status.UNSUPPORTED, reason="cannot")
-    assert (judgement.verdict, judgement.ratio) == (None, None)
-
-
-def test_what_was_not_interleaved_forms_no_ratio() -> None:
-    judgement = verdict(1.5, attempt=2)
-    assert (judgement.verdict, judgement.ratio) == (Verdict.INCONCLUSIVE, None)
-
-
-def test_an_uncaught_control_invalidates_every_verdict() -> None:
-    missed = Finding("controls", Effect.INVALID, "not caught", implementation="cheat")
-    assert verdict(1.5, findings=(missed,)).verdict is Verdict.INVALID
-
-
-def test_throttling_makes_a_verdict_inconclusive() -> None:
-    hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
-    judgement = verdict(1.5, findings=(hot,))
-    assert (judgement.verdict, judgement.reason) == (Verdict.INCONCLUSIVE, "throttled")
+    assert judgement.ratio == (pytest.approx(ratio, rel=1e-3) if has_ratio else None)
+    assert judgement.against == "best" or not has_ratio
 
 
 @pytest.mark.parametrize(
@@ -109,20 +81,24 @@ def test_throttling_makes_a_verdict_inconclusive() -> None:
         (1.0, False),
     ],
 )
-def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
+def test_what_hangs_on_little(ratio, expected):
     assert needs_confirmation(verdict(ratio)) is expected
 
 
-def again(ratio: float, count: int = 50) -> CaseState:
-    observations = [
-        Observation(implementation="mine", status=Status.OK, samples=samples(1.0, count=count)),
-        Observation(implementation="best", status=Status.OK, samples=samples(ratio, count=count)),
+def observed(count=50, **times):
+    """Return observations of these times in ms."""
+    return [
+        Observation(implementation=name, status=Status.OK, samples=samples(ms, count=count))
+        for name, ms in times.items()
     ]
-    return confirmation(case_id="c", observations=observations)
+
+
+def again(ratio, count=50):
+    return confirmation("c", observed(count, mine=1.0, best=ratio))
 
 
 @pytest.mark.parametrize(("offset", "most"), [(0.006, 0.01), (0.01, 0.05)])
-def test_a_kernel_against_itself_is_hardly_ever_faster(offset: float, most: float) -> None:
+def test_a_kernel_against_itself_is_hardly_ever_faster(offset, most):
     """Each process treats the two arms differently, by a ratio of that standard deviation."""
     rng, trials, faster = np.random.default_rng(5), 300, 0
     for _ in range(trials):
@@ -134,7 +110,7 @@ def test_a_kernel_against_itself_is_hardly_ever_faster(offset: float, most: floa
     assert faster / trials <= most
 
 
-def test_no_reason_replaces_another() -> None:
+def test_no_reason_replaces_another():
     """A faster baseline of its own package, two findings, and what later processes saw."""
     mine = record("mine", Role.CANDIDATE, samples=samples(1.0))
     own = record("own", Role.BASELINE, source=mine.source, samples=samples(0.9, step=3))
@@ -159,16 +135,6 @@ HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
 SHARED = Conditions(competing_processes=1)
 
 
-@pytest.mark.parametrize(("count", "known"), [(1, False), (4, False), (5, True)])
-def test_few_rounds_are_no_interval(count: int, known: bool) -> None:
-    """With one round, both ends of the bootstrap's interval equal its ratio."""
-    assert (verdict(1.5, count=count).verdict is Verdict.FASTER) is known
-    if not known:
-        judgement = verdict(1.5, count=count)
-        assert (judgement.verdict, judgement.ratio) == (Verdict.INCONCLUSIVE, None)
-        assert f"only {count} round" in judgement.reason
-
-
 CAPPED = Conditions(
     clock_event_reasons=["sw_power_cap"], sm_clock_mhz_min=1584, sm_clock_mhz_max=1980
 )
@@ -178,9 +144,7 @@ CAPPED = Conditions(
     ("ratio", "expected"),
     [(1.5, Verdict.FASTER), (1.2, Verdict.INCONCLUSIVE), (0.7, Verdict.SLOWER), (0.9, None)],
 )
-def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(
-    ratio: float, expected: Verdict | None
-) -> None:
+def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(ratio, expected):
     """1.25 times: of 1.5 it is 1.2 to 1.875, and two arms at two clocks are within it."""
     judgement = verdict(ratio, conditions=CAPPED)
     assert judgement.verdict is (expected or Verdict.INCONCLUSIVE)
@@ -189,7 +153,7 @@ def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(
     assert judgement.hi == pytest.approx(ratio * 1.25, rel=1e-3)
 
 
-def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> None:
+def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift():
     """Clocks fall by a fifth after round 20, so early medians flatter a baseline that was dropped
     there."""
     steps = [1.0] * 20 + [1.2] * 180
@@ -204,21 +168,8 @@ def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> 
     assert (judgement.verdict, judgement.against) == (Verdict.SAME, "best")
 
 
-def test_a_candidate_that_a_second_process_finds_wrong_is_invalid() -> None:
-    wrong = Observation(implementation="mine", status=Status.WRONG, reason="off")
-    judgement = verdict(1.015, second=confirmation(case_id="c", observations=[wrong]))
-    assert (judgement.verdict, judgement.ratio) == (Verdict.INVALID, None)
-    assert "off" in judgement.reason
-
-
-def without_the_candidate(best: float, other: float | None = None) -> CaseState:
-    times = {"best": best, "other": other}
-    observations = [
-        Observation(implementation=name, status=Status.OK, samples=samples(ms))
-        for name, ms in times.items()
-        if ms is not None
-    ]
-    return isolated(case_id="c", observations=observations)
+def without_the_candidate(best, **others):
+    return isolated("c", observed(best=best, **others))
 
 
 @pytest.mark.parametrize("ours", ["mine", "best"])
@@ -232,8 +183,8 @@ def without_the_candidate(best: float, other: float | None = None) -> CaseState:
     ],
 )
 def test_an_alternative_that_was_slowed_beside_a_candidate_is_held_to_its_time_apart(
-    ours: str, apart: dict[str, float], lo: float | None, said: str
-) -> None:
+    ours, apart, lo, said
+):
     """A thread that held the interpreter made dense attention three times as slow."""
     made = [
         record("mine", Role.CANDIDATE, samples=samples(1.0)),
@@ -242,11 +193,7 @@ def test_an_alternative_that_was_slowed_beside_a_candidate_is_held_to_its_time_a
         record("other", Role.ALTERNATIVE, samples=samples(4.0, step=5)),
     ]
     case = compare_records(made, ())
-    observations = [
-        Observation(implementation=name, status=Status.OK, samples=samples(ms))
-        for name, ms in apart.items()
-    ]
-    alone = isolated(case_id="c", observations=observations)
+    alone = isolated("c", observed(**apart))
     [own] = [r for r in case if r.implementation == ours]
     revised = revise(own, case, None, alone, clean=["dense", "other"])
     beside = revised.compared(Regime.DEVICE, Reference.ALTERNATIVE)
@@ -255,14 +202,13 @@ def test_an_alternative_that_was_slowed_beside_a_candidate_is_held_to_its_time_a
     assert (beside.ratio is None) == (lo is None)
 
 
-def lost_apart() -> CaseState:
+def lost_apart():
     """The best baseline ran out of memory apart; one six times as slow shows nothing of it."""
     lost = Observation(implementation="best", status=Status.OUT_OF_MEMORY, reason="80 GB asked")
-    slow = without_the_candidate(1.5, 9.0).observations[1]
-    return isolated(case_id="c", observations=[lost, slow])
+    return isolated("c", [lost, *observed(other=9.0)])
 
 
-def under(conditions: Conditions, state: CaseState) -> CaseState:
+def under(conditions, state):
     return replace(state, conditions={0: conditions})
 
 
@@ -275,9 +221,7 @@ def under(conditions: Conditions, state: CaseState) -> CaseState:
         (0.5, {"alone": without_the_candidate(0.1)}),
     ],
 )
-def test_later_passes_that_agree_or_are_not_needed_change_nothing(
-    ratio: float, passes: dict[str, CaseState]
-) -> None:
+def test_later_passes_that_agree_or_are_not_needed_change_nothing(ratio, passes):
     assert verdict(ratio, **passes) == verdict(ratio)
 
 
@@ -285,7 +229,7 @@ def test_later_passes_that_agree_or_are_not_needed_change_nothing(
     ("ratio", "passes", "why"),
     [
         (1.015, {"second": again(0.98)}, "0.980"),
-        (1.015, {"second": confirmation(case_id="c", reason="killed")}, "killed"),
+        (1.015, {"second": confirmation("c", reason="killed")}, "killed"),
         (1.015, {"second": under(HOT, again(1.016))}, "hw_thermal_slowdown"),
         (1.015, {"second": under(SHARED, again(1.016))}, "1 other process"),
         (1.015, {"second": again(1.016, count=4)}, "only 4 rounds"),
@@ -298,12 +242,10 @@ def test_later_passes_that_agree_or_are_not_needed_change_nothing(
         (1.5, {"alone": under(HOT, without_the_candidate(1.5))}, "while the case was measured"),
         (1.5, {"alone": under(SHARED, without_the_candidate(1.5))}, "while the case was measured"),
         (1.5, {"alone": lost_apart()}, "80 GB asked"),
-        (1.5, {"alone": isolated(case_id="c", reason="killed by SIGSEGV")}, "SIGSEGV"),
+        (1.5, {"alone": isolated("c", reason="killed by SIGSEGV")}, "SIGSEGV"),
     ],
 )
-def test_later_passes_that_disagree_or_were_disturbed_make_it_inconclusive(
-    ratio: float, passes: dict[str, CaseState], why: str
-) -> None:
+def test_later_passes_that_disagree_or_were_disturbed_make_it_inconclusive(ratio, passes, why):
     judgement = verdict(ratio, **passes)
     assert judgement.verdict is Verdict.INCONCLUSIVE and why in judgement.reason
 
@@ -320,16 +262,14 @@ def test_later_passes_that_disagree_or_were_disturbed_make_it_inconclusive(
         (3.0, {"alone": without_the_candidate(2.0)}, 2.0 / 1.03, 2.0),
     ],
 )
-def test_what_later_passes_leave_of_an_advantage_still_counts(
-    ratio: float, passes: dict[str, Any], lo: float | None, left: float | None
-) -> None:
+def test_what_later_passes_leave_of_an_advantage_still_counts(ratio, passes, lo, left):
     judgement = verdict(ratio, **passes)
     assert judgement.verdict is Verdict.FASTER
     assert lo is None or judgement.lo == pytest.approx(lo, rel=0.01)
     assert left is None or judgement.ratio == pytest.approx(left, rel=0.01)
 
 
-def confirmed(made: Made, observations: Sequence[Observation]) -> Results:
+def confirmed(made, observations):
     """The results of a run whose first case was confirmed by these."""
     plan, rng = make_plan(made), np.random.default_rng(0)
     log = log_of(plan, ceilings=made.ceilings)
@@ -343,9 +283,7 @@ def confirmed(made: Made, observations: Sequence[Observation]) -> Results:
 @pytest.mark.parametrize(
     ("seen", "status"), [(Status.WRONG, Status.WRONG), (Status.UNSUPPORTED, Status.CRASHED)]
 )
-def test_the_record_of_what_failed_in_a_second_process_is_not_ok(
-    seen: Status, status: Status
-) -> None:
+def test_the_record_of_what_failed_in_a_second_process_is_not_ok(seen, status):
     """An exit code and a gate look at the status."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
     results = confirmed(made, [Observation(implementation="mine", status=seen, reason="not now")])
@@ -355,11 +293,10 @@ def test_the_record_of_what_failed_in_a_second_process_is_not_ok(
     assert any("not now" in line for line in results.failures)
 
 
-def test_what_is_inconclusive_already_needs_no_confirmation() -> None:
-    hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
-    judgement = verdict(1.2, findings=(hot,))
-    assert not needs_confirmation(judgement)
-    assert verdict(1.2, findings=(hot,), second=again(1.2)).reason == "throttled"
+def test_what_is_inconclusive_already_needs_no_confirmation():
+    findings = {"findings": (THROTTLED,)}
+    assert not needs_confirmation(verdict(1.2, **findings))
+    assert verdict(1.2, **findings, second=again(1.2)).reason == "throttled"
 
 
 @pytest.mark.parametrize(
@@ -372,8 +309,8 @@ def test_what_is_inconclusive_already_needs_no_confirmation() -> None:
     ],
 )
 def test_what_a_second_process_computed_is_held_to_the_same_checks(
-    update: dict[str, float], median_ms: float, status: Status, reason: str
-) -> None:
+    update, median_ms, status, reason
+):
     """The worker checks only the mean error. Other checks follow when the run is assessed."""
     ceilings = Ceilings(copy_gb_s=4250)
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2, ceilings=ceilings)
@@ -386,7 +323,7 @@ def test_what_a_second_process_computed_is_held_to_the_same_checks(
 
 
 @pytest.mark.parametrize("found_by", ["worker", "parity"])
-def test_the_record_says_what_the_second_process_saw(found_by: str) -> None:
+def test_the_record_says_what_the_second_process_saw(found_by):
     """The record has the errors and the appearance of the second process, because the main pass
     found nothing wrong."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)

@@ -1,9 +1,5 @@
 """Estimates of the time that a plan takes, and of cases that can never fit."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from nsabench.errors import EnvironmentRefused, UsageError
@@ -18,7 +14,7 @@ implementations: {only: ["sdpa_*"]}
 """
 
 
-def test_memory_holds_two_sets_and_grows_with_the_case() -> None:
+def test_memory_holds_two_sets_and_grows_with_the_case():
     plan = make_plan(Made())
     small, large = (
         next(p for p in plan.cases if p.case.shape["L"] == n and p.case.dtype == "float16")
@@ -32,7 +28,7 @@ def test_memory_holds_two_sets_and_grows_with_the_case() -> None:
     )
 
 
-def test_the_worst_case_that_cannot_fit_is_named() -> None:
+def test_the_worst_case_that_cannot_fit_is_named():
     plan = make_plan(Made())
     most = max(planner.estimate_case(p, "cuda").bytes for p in plan.cases)
     planner.refuse_unfitting(plan, most)
@@ -43,9 +39,7 @@ def test_the_worst_case_that_cannot_fit_is_named() -> None:
         planner.refuse_unfitting(plan, most // 4)
 
 
-def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     matrix = tmp_path / "m.yaml"
     matrix.write_text(HUGE)
@@ -60,7 +54,7 @@ def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(
     assert " MB  selection_rows" in done.stdout or " kB  selection_rows" in done.stdout
 
 
-def test_hours_on_a_cpu_are_refused() -> None:
+def test_hours_on_a_cpu_are_refused():
     """A machine without a GPU measured dense attention for hours, and decided nothing."""
     long = planner.make_plan(("nsa_attention",), "cpu", None, brief=True)
     with pytest.raises(EnvironmentRefused) as refused:

@@ -1,8 +1,6 @@
 """A full disk: one sentence, a remedy that helps, and what was measured stays. The disk is
 /dev/full, under the name that is about to be written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -25,11 +23,11 @@ pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /d
 FULL = "cannot be written: No space left on device"
 
 
-def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def full(monkeypatch, name):
     """No room for that file once it is begun."""
     begun = files.fresh
 
-    def fresh(path: Path) -> None:
+    def fresh(path):
         begun(path)
         if path.name == name:
             path.unlink()
@@ -38,7 +36,7 @@ def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(files, "fresh", fresh)
 
 
-def test_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_start(tmp_path, monkeypatch):
     full(monkeypatch, "plan.tmp")
     with pytest.raises(EnvironmentRefused, match=FULL) as caught:
         run.start(make_plan(Made()), tmp_path / "run", Progress(console()))
@@ -46,7 +44,7 @@ def test_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["thresholds.tmp", "selection_report.tmp", "report.tmp"])
-def test_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_at_the_end(tmp_path, monkeypatch, name):
     signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
     folder = RunFolder(make_run(tmp_path / "run", signer=signer))
     plan = Plan.read(folder.plan)

@@ -1,48 +1,36 @@
 """Real workers, really hostile implementations: none may take the run or a neighbour down."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from nsabench.model.case import FixedCount
 from nsabench.model.job import Death
-from nsabench.model.measurement import Observation
-from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from nsabench.running import executor as executors
 from nsabench.running import process, process_tree
 from nsabench.running.policy import next_jobs
 from nsabench.running.process import HEAD_BYTES, TAIL_BYTES
-from nsabench.verdicts.attempts import CaseState
 from tests import main_pass
-from tests.running.conftest import MakePlan
-from tests.runs import log_of
+from tests.running.conftest import plan_of_cases
+from tests.runs import log_of, retimed
 
 
-def measure(
-    make_plan: MakePlan,
-    tmp_path: Path,
-    hostile: str,
-    *,
-    timeout_s: float = 3.0,
-) -> dict[str, Observation]:
+def measure(make_plan, tmp_path, hostile, *, timeout_s=3.0):
     plan = make_plan([hostile, "sdpa_gqa"], timeout_s=timeout_s)
     [state] = run(plan, tmp_path)
     return {observation.implementation: observation for observation in state.observations}
 
 
-def run(plan: Plan, folder: Path) -> list[CaseState]:
+def run(plan, folder):
     with main_pass.executor_of(plan, folder) as executor:
         states = main_pass.measure(plan, folder, executor)
     assert leftovers() == []
     return states
 
 
-def leftovers() -> list[int]:
+def leftovers():
     """Processes with our mark that are still alive."""
     found = []
     for candidate in psutil.process_iter():
@@ -56,38 +44,49 @@ def leftovers() -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("hostile", "status", "reason"),
-    [
-        ("well_behaved", Status.OK, ""),
-        ("loop_in_c_that_ignores_term", Status.TIMEOUT, "no answer within 3 s"),
-        ("segfault", Status.CRASHED, "SIGSEGV"),
-        ("sys_exit", Status.CRASHED, "sys.exit(0)"),
-        ("memory_error", Status.OUT_OF_MEMORY, "MemoryError: no more"),
-        ("raises", Status.CRASHED, "ValueError: not today (hostile.py:"),
-        ("keyboard_interrupt", Status.CRASHED, "KeyboardInterrupt"),
-        ("unsupported", Status.UNSUPPORTED, "head dimensions over 8"),
-        ("wrong_shape", Status.WRONG, "shape (4, 2, 33)"),
-        ("returns_no_tensor", Status.WRONG, "a list, not a plain torch.Tensor"),
-        ("nan", Status.WRONG, "are NaN"),
-        ("prints_to_stdout", Status.OK, ""),
-        ("mlir_assertion", Status.CRASHED, "only integers and floats have a bitwidth"),
-        ("fails_only_when_timed", Status.CRASHED, "ValueError: tired"),
-        ("dies_only_when_timed", Status.CRASHED, "SIGABRT"),
-        ("blames_the_baseline", Status.CRASHED, "not me"),
-        ("forges_a_refusal", Status.CRASHED, "a refusal in the middle of measuring"),
-        ("dies_before_any_call_it_says", Status.CRASHED, "its process went back to 'inputs'"),
-        ("delivers_for_another", Status.CRASHED, "'sdpa_gqa', which is not measured here"),
-        ("delivers_for_another_op", Status.CRASHED, "for the op 'decode_dense'"),
-        ("delivers_for_a_stranger", Status.CRASHED, "'somebody', which is not measured here"),
-        ("reports_steps_for_ever", Status.CRASHED, "reported more than"),
-        ("asks_for_hours", Status.CRASHED, "asked for more time than its work can take"),
-    ],
-)
-def test_one_hostile_implementation(
-    make_plan: MakePlan, tmp_path: Path, hostile: str, status: Status, reason: str
-) -> None:
-    observations = measure(make_plan, tmp_path, hostile)
+HOSTILE = {
+    "well_behaved": (Status.OK, ""),
+    "loop_in_c_that_ignores_term": (Status.TIMEOUT, "no answer within 3 s"),
+    "segfault": (Status.CRASHED, "SIGSEGV"),
+    "sys_exit": (Status.CRASHED, "sys.exit(0)"),
+    "memory_error": (Status.OUT_OF_MEMORY, "MemoryError: no more"),
+    "raises": (Status.CRASHED, "ValueError: not today (hostile.py:"),
+    "keyboard_interrupt": (Status.CRASHED, "KeyboardInterrupt"),
+    "unsupported": (Status.UNSUPPORTED, "head dimensions over 8"),
+    "wrong_shape": (Status.WRONG, "shape (4, 2, 33)"),
+    "returns_no_tensor": (Status.WRONG, "a list, not a plain torch.Tensor"),
+    "nan": (Status.WRONG, "are NaN"),
+    "prints_to_stdout": (Status.OK, ""),
+    "mlir_assertion": (Status.CRASHED, "only integers and floats have a bitwidth"),
+    "fails_only_when_timed": (Status.CRASHED, "ValueError: tired"),
+    "dies_only_when_timed": (Status.CRASHED, "SIGABRT"),
+    "blames_the_baseline": (Status.CRASHED, "not me"),
+    "forges_a_refusal": (Status.CRASHED, "a refusal in the middle of measuring"),
+    "dies_before_any_call_it_says": (Status.CRASHED, "its process went back to 'inputs'"),
+    "delivers_for_another": (Status.CRASHED, "'sdpa_gqa', which is not measured here"),
+    "delivers_for_another_op": (Status.CRASHED, "for the op 'decode_dense'"),
+    "delivers_for_a_stranger": (Status.CRASHED, "'somebody', which is not measured here"),
+    "reports_steps_for_ever": (Status.CRASHED, "reported more than"),
+    "asks_for_hours": (Status.CRASHED, "asked for more time than its work can take"),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Return what one run found: a case each for the hostile implementations, beside a baseline."""
+    plan = plan_of_cases(*((name, "sdpa_gqa") for name in HOSTILE))
+    states = run(plan, tmp_path_factory.mktemp("hostile"))
+    return {
+        name: {o.implementation: o for o in state.observations}
+        for name, state in zip(HOSTILE, states, strict=True)
+    }
+
+
+@pytest.mark.timeout(900)  # the first measures all of them
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_one_hostile_implementation(found, hostile):
+    observations = found[hostile]
+    status, reason = HOSTILE[hostile]
     assert observations[hostile].status == status, observations[hostile].reason
     assert reason in observations[hostile].reason
     if status is not Status.OK:
@@ -99,9 +98,7 @@ def test_one_hostile_implementation(
 @pytest.mark.parametrize(
     "hostile", ["spoils_the_next_case", "holds_up_the_next_case", "refuses_the_next_case"]
 )
-def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
-    make_plan: MakePlan, tmp_path: Path, hostile: str
-) -> None:
+def test_what_a_case_leaves_behind_is_no_fault_of_the_next(make_plan, tmp_path, hostile):
     plan = make_plan([hostile, "sdpa_gqa"], lengths=(16, 32, 48))
     first, *others = run(plan, tmp_path)
     assert {o.status for e in (first, *others) for o in e.observations} == {Status.OK}
@@ -111,9 +108,7 @@ def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
     assert all("measured again, since" in note for note in notes)
 
 
-def test_outputs_to_check_are_bounded(
-    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_to_check_are_bounded(make_plan, tmp_path, monkeypatch):
     """The time of the checker is not the worker's, so it would never time out."""
     monkeypatch.setattr(executors, "MOST_DELIVERIES", 300)
     observations = measure(make_plan, tmp_path, "delivers_for_ever", timeout_s=60)
@@ -122,25 +117,23 @@ def test_outputs_to_check_are_bounded(
     assert observations["sdpa_gqa"].status is Status.OK
 
 
-def test_a_job_of_many_rounds_may_deliver_the_outputs_of_each(make_plan: MakePlan) -> None:
+def test_a_job_of_many_rounds_may_deliver_the_outputs_of_each(make_plan):
     plan = make_plan(["sdpa_gqa"])
-    [job] = next_jobs(plan, log_of(plan))
-    stopping = FixedCount(kind="fixed_count", rounds=10_000)
-    timing = job.case.timing.model_copy(update={"stopping": stopping})
-    case = job.case.model_copy(update={"timing": timing})
-    job = job.model_copy(update={"case": case, "implementations": ("sdpa_gqa",) * 91})
+    case = retimed(plan.cases[0], stopping=FixedCount(kind="fixed_count", rounds=10_000))
+    [job] = next_jobs(plan.model_copy(update={"cases": [case]}), log_of(plan))
+    job = job.model_copy(update={"implementations": ("sdpa_gqa",) * 91})
     assert executors.count_deliveries(job) > 2 * 91 * 10_000
 
 
 @pytest.fixture
-def two_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gib(monkeypatch):
     free = psutil.virtual_memory()._replace(available=2 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     monkeypatch.setattr(process, "MEMORY_SHARE", 1.0)
 
 
 @pytest.mark.usefixtures("two_gib")
-def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_host_memory_is_bounded(make_plan, tmp_path):
     observations = measure(make_plan, tmp_path, "out_of_memory", timeout_s=60)
     assert observations["out_of_memory"].status == Status.OUT_OF_MEMORY
     assert "2.0 GiB" in observations["out_of_memory"].reason
@@ -148,13 +141,13 @@ def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_gib")
-def test_memory_that_processes_share_counts_once(make_plan: MakePlan, tmp_path: Path) -> None:
-    observations = measure(make_plan, tmp_path, "children_share_memory")
+def test_memory_that_processes_share_counts_once(make_plan, tmp_path):
+    observations = measure(make_plan, tmp_path, "children_share_memory", timeout_s=60)
     assert observations["children_share_memory"].status == Status.OK
     assert any("6 process(es) behind" in n for n in observations["children_share_memory"].notes)
 
 
-def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_a_gigabyte_of_stderr_is_bounded(make_plan, tmp_path):
     observations = measure(make_plan, tmp_path, "gigabyte_of_stderr", timeout_s=60)
     assert observations["gigabyte_of_stderr"].status == Status.CRASHED
     [log] = (tmp_path / "logs").iterdir()
@@ -164,7 +157,7 @@ def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) ->
     assert log.stat().st_size < limit
 
 
-def test_other_children_of_this_process_are_left_alone(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_other_children_of_this_process_are_left_alone(make_plan, tmp_path):
     with psutil.Popen(["sleep", "60"]) as ours:
         measure(make_plan, tmp_path, "segfault")
         alive = ours.is_running() and ours.status() != psutil.STATUS_ZOMBIE
@@ -172,9 +165,9 @@ def test_other_children_of_this_process_are_left_alone(make_plan: MakePlan, tmp_
     assert alive
 
 
-def test_a_timeout_is_not_much_longer_than_asked(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_a_timeout_is_not_much_longer_than_asked(make_plan, tmp_path):
     """From the step that hangs to the end of the worker: the limit, and the grace before KILL."""
-    steps: list[tuple[str, float]] = []
+    steps = []
     plan = make_plan(["loop_in_c_that_ignores_term"])
     [job] = next_jobs(plan, log_of(plan))
     with main_pass.executor_of(

@@ -1,11 +1,7 @@
 """Baselines timed where no candidate was imported: what a winner's verdict is held to."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,30 +10,30 @@ from nsabench import sources
 from nsabench.machine.environment.nvml import POWER_CAP
 from nsabench.model.job import Death
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Observation, Samples
-from nsabench.model.plan import Plan
-from nsabench.model.record import Comparison
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import Purpose, Reference, Regime, Status, Verdict
 from nsabench.running.clients import WorkerClient
 from nsabench.running.policy import make_comparisons
 from nsabench.verdicts.verdict import ALL_OWN
 from tests.running.test_policy import ONE as SMALL
 from tests.running.test_policy import with_baselines
-from tests.runs import Made, add_attempt, log_of, make_plan, observations_of, spoilt, timed
+from tests.runs import (
+    add_attempt,
+    change_infos,
+    from_sources,
+    log_of,
+    make_plan,
+    observations_of,
+    spoilt,
+    timed,
+)
 
 ONE = replace(SMALL, ratio=lambda _: 1.5)
 
 
 def judged(
-    plan: Plan,
-    beside: Iterable[Observation] = (),
-    apart: Sequence[Observation] = (),
-    *,
-    death: Death | None = None,
-    ceilings: Ceilings | None = None,
-    made: Made = ONE,
-    conditions: tuple[Conditions, Conditions] = (Conditions(), Conditions()),
-) -> list[Comparison]:
+    plan, beside=(), apart=(), *, death=None, ceilings=None, made=ONE, conditions=(None, None)
+):
     """Return the verdicts on the device.
 
     beside: more baselines in the main pass. apart: the isolated ones. death: how their worker
@@ -53,12 +49,12 @@ def judged(
     return [c for c in make_comparisons(plan, log) if c.regime is Regime.DEVICE]
 
 
-def baseline(name: str, median_ms: float, **update: float) -> Observation:
+def baseline(name, median_ms, **update):
     observation = timed(name, median_ms, ONE, np.random.default_rng(0))
     return spoilt(observation, update)
 
 
-def test_a_winner_whose_baselines_all_come_with_it_says_so() -> None:
+def test_a_winner_whose_baselines_all_come_with_it_says_so():
     plan = make_plan(ONE)
     plan = plan.model_copy(update={"sources": {plan.implementations[0].source: "a"}})
     judgements = judged(plan)
@@ -66,20 +62,16 @@ def test_a_winner_whose_baselines_all_come_with_it_says_so() -> None:
     assert {j.reason for j in judgements} == {ALL_OWN}
 
 
-def move(plan: Plan, name: str, source: Source) -> Plan:
+def move(plan, name, source):
     """Return the plan with an implementation in another package: `mine.py` is the candidate's."""
-    infos = [
-        i.model_copy(update={"source": source}) if i.name == name else i
-        for i in plan.implementations
-    ]
-    return plan.model_copy(update={"implementations": infos})
+    return change_infos(plan, lambda i: {"source": source if i.name == name else i.source})
 
 
 MINE = Source("mine.py")
 BESIDE_DENSE = replace(ONE, dense_ratio=lambda _: 2.0)
 
 
-def test_a_process_that_times_only_alternatives_leaves_the_verdict_as_it_is() -> None:
+def test_a_process_that_times_only_alternatives_leaves_the_verdict_as_it_is():
     plan = move(with_baselines(make_plan(BESIDE_DENSE)), "sdpa_gqa", MINE)
     judgements = judged(plan, apart=[baseline("dense", 0.27)], made=BESIDE_DENSE)
     found = [j for j in judgements if j.reference is Reference.BASELINE]
@@ -87,9 +79,7 @@ def test_a_process_that_times_only_alternatives_leaves_the_verdict_as_it_is() ->
 
 
 @pytest.mark.parametrize(("source", "ratio"), [(MINE, 2.0), (Source("pkg"), None)])
-def test_a_process_that_gave_up_says_nothing_about_alternatives_it_was_not_to_time(
-    source: Source, ratio: float | None
-) -> None:
+def test_a_process_that_gave_up_says_nothing_about_alternatives_it_was_not_to_time(source, ratio):
     plan = move(with_baselines(make_plan(BESIDE_DENSE)), "dense", source)
     death = Death(status=Status.CRASHED, reason="it was killed")
     judgements = judged(plan, death=death, made=BESIDE_DENSE)
@@ -100,7 +90,7 @@ def test_a_process_that_gave_up_says_nothing_about_alternatives_it_was_not_to_ti
 
 
 @pytest.mark.parametrize("rel_l2", [1e-5, 0.05])
-def test_a_wrong_output_is_no_best_baseline_apart(rel_l2: float) -> None:
+def test_a_wrong_output_is_no_best_baseline_apart(rel_l2):
     """A cheap approximation passes the MAE tolerance and takes half the time."""
     plan = with_baselines(make_plan(ONE), "sloppy")
     apart = [baseline("sdpa_gqa", 0.2), baseline("sloppy", 0.1, rel_l2=rel_l2)]
@@ -120,7 +110,7 @@ def test_a_wrong_output_is_no_best_baseline_apart(rel_l2: float) -> None:
         ),
     ],
 )
-def test_a_baseline_that_left_early_decides_nothing(few: str, verdict: Verdict, why: str) -> None:
+def test_a_baseline_that_left_early_decides_nothing(few, verdict, why):
     """Nor can it be the best if the one that made it look hopeless failed."""
     plan = with_baselines(make_plan(ONE), "other")
     apart = []
@@ -150,9 +140,7 @@ FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of me
         ("theirs", {"sdpa_gqa": 0.2}, Verdict.INCONCLUSIVE, OTHERS),
     ],
 )
-def test_a_best_baseline_that_no_process_has_without_candidates(
-    source: Source, alone: dict[str, float], verdict: Verdict, why: str
-) -> None:
+def test_a_best_baseline_that_no_process_has_without_candidates(source, alone, verdict, why):
     """If it comes with the candidate, the best of the others decides, and the reason says so."""
     plan = move(with_baselines(make_plan(ONE), "own", "slow"), "own", source)
     apart = [baseline(name, ms) for name, ms in alone.items()]
@@ -167,7 +155,7 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
 
 
 @pytest.mark.parametrize("isolated_ms", [0.17, 0.22])
-def test_the_smaller_of_two_ratios_counts_and_the_reason_names_it(isolated_ms: float) -> None:
+def test_the_smaller_of_two_ratios_counts_and_the_reason_names_it(isolated_ms):
     """Under the power cap, clocks differ so much that even a slower time apart counts."""
     beside, apart = (
         Conditions(clock_event_reasons=[POWER_CAP], sm_clock_mhz_min=mhz, sm_clock_mhz_max=mhz)
@@ -182,7 +170,7 @@ def test_the_smaller_of_two_ratios_counts_and_the_reason_names_it(isolated_ms: f
         assert [float(n) for n in numbers[-2:]] == pytest.approx([smaller, greater], rel=0.05)
 
 
-def test_a_wrong_baseline_stands_for_no_other() -> None:
+def test_a_wrong_baseline_stands_for_no_other():
     plan = with_baselines(make_plan(ONE), "own", "sloppy")
     sloppy = baseline("sloppy", 0.12, mae=0.5)
     apart = [baseline("sdpa_gqa", 0.2), sloppy]
@@ -190,7 +178,7 @@ def test_a_wrong_baseline_stands_for_no_other() -> None:
     assert {(j.verdict, j.against) for j in judgements} == {(Verdict.FASTER, "sdpa_gqa")}
 
 
-def test_a_process_that_was_lost_says_why_and_accuses_no_implementation() -> None:
+def test_a_process_that_was_lost_says_why_and_accuses_no_implementation():
     plan = with_baselines(make_plan(ONE))
     death = Death(status=Status.CRASHED, reason="it was killed")
     judgements = judged(plan, death=death)
@@ -208,8 +196,8 @@ def test_a_process_that_was_lost_says_why_and_accuses_no_implementation() -> Non
     ],
 )
 def test_a_best_baseline_that_a_check_rejects_apart_leaves_the_question_open(
-    update: dict[str, float], median_ms: float, reason: str
-) -> None:
+    update, median_ms, reason
+):
     plan = with_baselines(make_plan(ONE))
     apart = [baseline("sdpa_gqa", median_ms, **update)]
     for judgement in judged(plan, apart=apart, ceilings=Ceilings(copy_gb_s=4250)):
@@ -219,22 +207,17 @@ def test_a_best_baseline_that_a_check_rejects_apart_leaves_the_question_open(
         )
 
 
-def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path) -> None:
+def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path):
     """Both are called mine.py; the op's is clean."""
     files = [tmp_path / "a" / "mine.py", tmp_path / "b" / "mine.py"]
     for file in files:
         file.parent.mkdir()
         file.write_text(f"# {file}\n")
     kernels, op = (Source.from_file(file, file.read_bytes()) for file in files)
-    plan = with_baselines(make_plan(ONE))
-    infos = [
-        i.model_copy(update={"source": kernels}) if i.role is Role.CANDIDATE else i
-        for i in plan.implementations
-    ]
     digests = sources.digests(*files)
-    names = {"kernels": str(files[0]), "ops": str(files[1]), "implementations": infos}
+    names = {"kernels": str(files[0]), "ops": str(files[1]), "sources": digests}
     names |= {"kernels_sha256": digests[kernels], "ops_sha256": digests[op]}
-    plan = plan.model_copy(update=names | {"sources": digests})
+    plan = from_sources(make_plan(ONE), candidates=kernels).model_copy(update=names)
     worker = WorkerClient.from_plan(plan, tmp_path, plan.clean_sources)
     assert (worker.kernels, worker.ops_file) == (None, files[1])
     assert worker.sources == plan.clean_sources and worker.is_clean

@@ -1,14 +1,9 @@
 """A log names the key of its author. Only a torn last line is forgiven, and only its signer can
 write."""
 
-from __future__ import annotations
-
 import base64
 import json
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.errors import NsabenchError, UsageError, VerificationFailed
 from nsabench.model.description import Described
-from nsabench.model.log import Begun, Ended, Entry
+from nsabench.model.log import Begun, Ended
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role
@@ -32,19 +27,19 @@ PLAN = make_plan(Made(lengths=(64,), shapes=((256, 4, 64),)))
 SESSION = session_of(PLAN, Described(software={}, device={"type": "cuda"}))
 
 
-def signer() -> Signer:
+def signer():
     return Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
 
 ME = signer()
 
 
-def begun(attempt: int = 1) -> Begun:
+def begun(attempt=1):
     job = next_jobs(PLAN, log_of(PLAN))[0]
     return Begun(job=job.model_copy(update={"attempt": attempt}))
 
 
-def measure(path: Path, *attempts: int, by: Signer = ME) -> None:
+def measure(path, *attempts, by=ME):
     """A process that makes these attempts and ends."""
     with closing(LogFile(path)) as log:
         log.sign_as(by)
@@ -53,19 +48,19 @@ def measure(path: Path, *attempts: int, by: Signer = ME) -> None:
             log.append(begun(attempt), Ended())
 
 
-def attempts(path: Path) -> list[int]:
+def attempts(path):
     return [attempt.job.attempt for attempt in read(path).attempts]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     path = tmp_path / "log.jsonl"
     measure(path, 1, 2)
     measure(path, 3)
     return path
 
 
-def test_a_log_says_who_measured_it(path: Path) -> None:
+def test_a_log_says_who_measured_it(path):
     log, origin = examine(path)
     assert [attempt.job.attempt for attempt in log.attempts] == [1, 2, 3]
     assert (origin.keyid, origin.ephemeral) == (ME.keyid, False)
@@ -73,7 +68,7 @@ def test_a_log_says_who_measured_it(path: Path) -> None:
     assert origin.end == digest(path.read_bytes().split(b"\n")[-2])
 
 
-def test_no_secret_is_in_it(path: Path) -> None:
+def test_no_secret_is_in_it(path):
     assert isinstance(ME.key, Ed25519PrivateKey)
     secret = ME.key.private_bytes_raw()
     text = path.read_bytes()
@@ -83,10 +78,10 @@ def test_no_secret_is_in_it(path: Path) -> None:
 Lines = list[bytes]
 
 
-def forged(*entries: Entry, by: Signer, after: int = -1) -> Callable[[Lines], Lines]:
+def forged(*entries, by, after=-1):
     """Append entries, signed by any key, as a hostile process could do."""
 
-    def change(lines: Lines) -> Lines:
+    def change(lines):
         previous = digest(lines[after])
         for entry in entries:
             lines = [*lines, sign_line(entry, previous, by)]
@@ -96,14 +91,14 @@ def forged(*entries: Entry, by: Signer, after: int = -1) -> Callable[[Lines], Li
     return change
 
 
-def in_my_name(lines: Lines) -> Lines:
+def in_my_name(lines):
     """A session of a stranger that names me."""
     line = json.loads(sign_line(SESSION, digest(lines[-1]), signer()))
     line["signer"] = json.loads(lines[0])["signer"]
     return [*lines, json.dumps(line, separators=(",", ":")).encode()]
 
 
-def altered(old: bytes, new: bytes) -> Callable[[Lines], Lines]:
+def altered(old, new):
     return lambda lines: [line.replace(old, new) for line in lines]
 
 
@@ -128,7 +123,7 @@ def altered(old: bytes, new: bytes) -> Callable[[Lines], Lines]:
         (altered(b'"attempt":2', b'"attempt":\r2'), "line 4 is not what was signed"),
     ],
 )
-def test_what_was_done_to_it(path: Path, change: Callable[[Lines], Lines], sentence: str) -> None:
+def test_what_was_done_to_it(path, change, sentence):
     lines = path.read_bytes().split(b"\n")[:-1]
     path.write_bytes(b"".join(line + b"\n" for line in change(lines)))
     for reader in (examine, LogFile):
@@ -136,7 +131,7 @@ def test_what_was_done_to_it(path: Path, change: Callable[[Lines], Lines], sente
             reader(path)
 
 
-def test_every_byte_of_a_line_counts(path: Path) -> None:
+def test_every_byte_of_a_line_counts(path):
     whole = path.read_bytes()
     begin = whole.index(b"\n") + 1
     for offset in range(begin, whole.index(b"\n", begin), 7):
@@ -147,7 +142,7 @@ def test_every_byte_of_a_line_counts(path: Path) -> None:
             examine(path)
 
 
-def test_every_torn_end_is_forgiven(path: Path) -> None:
+def test_every_torn_end_is_forgiven(path):
     whole = path.read_bytes()
     last = whole[:-1].rindex(b"\n") + 1
     for cut in range(last + 1, len(whole)):
@@ -159,7 +154,7 @@ def test_every_torn_end_is_forgiven(path: Path) -> None:
     assert origin.sessions == 3
 
 
-def test_only_one_process_writes_a_log(path: Path) -> None:
+def test_only_one_process_writes_a_log(path):
     with closing(LogFile(path)), pytest.raises(UsageError, match="another nsabench"):
         LogFile(path)
 
@@ -176,11 +171,11 @@ def test_only_one_process_writes_a_log(path: Path) -> None:
         {"time_ms": [0.2, float("nan")]},
     ],
 )
-def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[str, Any]) -> None:
+def test_samples_that_no_timer_takes_are_no_line(tmp_path, nonsense):
     samples = {"round": [0, 1], "time_ms": [0.2, 0.3], "escaped_ms": [0.0, 0.0]}
     path = tmp_path / "log.jsonl"
 
-    def write(samples: dict[str, Any]) -> None:
+    def write(samples):
         observation = {"implementation": "mine", "status": "ok", "samples": samples}
         lines = [
             {"entry": begun().model_dump(mode="json")},
@@ -200,7 +195,7 @@ def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[
         read(path)
 
 
-def test_a_resumed_run_counts_the_best_ceilings_and_the_worst_timer(tmp_path: Path) -> None:
+def test_a_resumed_run_counts_the_best_ceilings_and_the_worst_timer(tmp_path):
     first = Ceilings(copy_gb_s=4000.0, tflop_s={"float16": 700.0}, known_duration_error=0.001)
     second = Ceilings(copy_gb_s=3000.0, tflop_s={"float16": 750.0}, known_duration_error=-0.2)
     folder = make_run(tmp_path / "run")
@@ -216,7 +211,7 @@ def test_a_resumed_run_counts_the_best_ceilings_and_the_worst_timer(tmp_path: Pa
     assert "-20.0%" in finding.sentence
 
 
-def test_a_log_of_another_order_is_refused(tmp_path: Path) -> None:
+def test_a_log_of_another_order_is_refused(tmp_path):
     """An attempt that does not follow from those before it was not made by a run."""
     folder = make_run(tmp_path / "run")
     plan, log = Plan.read(folder / "plan.json"), read(folder / "log.jsonl")
@@ -226,7 +221,7 @@ def test_a_log_of_another_order_is_refused(tmp_path: Path) -> None:
         assemble(plan.run_id, [RunLog(plan, log)])
 
 
-def test_the_key_of_a_run_is_kept_in_its_folder(tmp_path: Path) -> None:
+def test_the_key_of_a_run_is_kept_in_its_folder(tmp_path):
     assert read_run_key(tmp_path) is None
     made = make_run_key(tmp_path)
     kept = read_run_key(tmp_path)

@@ -1,9 +1,6 @@
 """Each pass of a run measures in processes of its own."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 from tests.commands import invoke
 
@@ -22,7 +19,7 @@ axes: {dtype: float32, N: [4, 8], H: 2, L: 8, D: 16}
 """
 
 
-def test_the_case_that_all_shards_measure_runs_in_another_process(tmp_path: Path) -> None:
+def test_the_case_that_all_shards_measure_runs_in_another_process(tmp_path):
     (tmp_path / "mine.py").write_text(PRINTS)
     (tmp_path / "two.yaml").write_text(MATRIX)
     words = ["run", tmp_path / "two.yaml", "--kernels", tmp_path / "mine.py"]

@@ -1,10 +1,10 @@
-"""Processes that a worker leaves behind are found, however they hide."""
+"""Processes of workers: how they are forked, and that all they leave behind is found."""
 
-from __future__ import annotations
-
+import os
+import signal
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -13,8 +13,9 @@ from nsabench.model.description import Described
 from nsabench.model.vocabulary import Status
 from nsabench.running import process_tree
 from nsabench.running.process import Process, WorkerLost
-from nsabench.running.process_tree import Program
+from nsabench.running.process_tree import ForkedProcess, Program
 from nsabench.worker.protocol import Describe
+from tests import forked
 
 UNREADABLE = """
 import ctypes, os, sys, time
@@ -71,31 +72,31 @@ except ProcessLookupError:
 """
 
 
-def end_of(script: str) -> str:
+def end_of(script):
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
     )
     return done.stdout.strip()
 
 
-def test_an_orphan_whose_environment_may_not_be_read_is_killed() -> None:
+def test_an_orphan_whose_environment_may_not_be_read_is_killed():
     end = end_of(UNREADABLE)
     if end == "readable":
         pytest.skip("this user may read every environment")
     assert end == "killed"
 
 
-def test_orphans_that_fork_all_the_time_are_killed() -> None:
+def test_orphans_that_fork_all_the_time_are_killed():
     assert end_of(FORKING) == "killed"
 
 
-def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "TRITON_INTERPRET" not in process_tree.make_environment("cuda")
     assert process_tree.make_environment("cpu")["TRITON_INTERPRET"] == "1"
 
 
-def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_starts_competes_with_it(monkeypatch):
     """A helper that a candidate starts may be on the device."""
     script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
     command = [sys.executable, "-S", "-c", script]
@@ -109,9 +110,7 @@ def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) 
     assert worker.pid in owned and helper.pid not in owned
 
 
-def test_a_process_that_prints_much_at_its_end_can_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_prints_much_at_its_end_can_end(tmp_path, monkeypatch):
     """A pipe holds 64 KiB. If nothing read it, the process looked as if it went on."""
     (tmp_path / "loud.py").write_text(
         "import os, signal\n"
@@ -125,3 +124,75 @@ def test_a_process_that_prints_much_at_its_end_can_end(
     with pytest.raises(WorkerLost) as lost:
         process.ask(Describe(), Described, 60, 5, lambda reply: None)
     assert lost.value.death.status is Status.OUT_OF_MEMORY, lost.value
+
+
+@pytest.fixture
+def begun_anew(monkeypatch):
+    """Templates are started, and not forked from what has imported torch for all tests."""
+    monkeypatch.setattr(process_tree, "start_template", forked.started)
+    monkeypatch.setenv("BEGUN", "anew")
+
+
+@pytest.fixture
+def program(request):
+    if "begun_anew" in request.fixturenames:
+        request.getfixturevalue("begun_anew")
+    return Program("nsabench.worker", ["--device", "cpu"], process_tree.make_environment("cpu"))
+
+
+@pytest.fixture
+def worker(program):
+    process = Process(program)
+    yield process
+    process.stop()
+
+
+@pytest.mark.usefixtures("begun_anew")
+def test_a_worker_is_forked_and_is_a_child_of_this_process(worker, program, monkeypatch, tmp_path):
+    template = process_tree.template_pids()
+    monkeypatch.chdir(tmp_path)
+    other = Process(program)
+    assert process_tree.template_pids() == template  # both came from one
+    for process, folder in ((worker, None), (other, tmp_path)):
+        assert isinstance(process._process, ForkedProcess)
+        answer = process.ask(Describe(), Described, 60, 5, lambda reply: None)
+        assert answer.model_dump()["software"]["torch"]
+        seen = psutil.Process(process.pid)
+        assert seen.ppid() == os.getpid()
+        assert os.getsid(process.pid) == process.pid
+        assert seen.environ()["TRITON_INTERPRET"] == "1"
+        assert folder is None or seen.cwd() == str(folder)
+    other.stop()
+    streams = other._process.stdin, other._process.stdout, other._process.stderr
+    assert all(stream is not None and stream.closed for stream in streams)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", None)
+        other.stop()  # another process may have this number by now
+
+
+@pytest.mark.usefixtures("begun_anew")
+def test_a_template_that_was_killed_is_replaced(worker, program):
+    gone = process_tree.template_pids()
+    for pid in gone:
+        os.kill(pid, signal.SIGKILL)
+    other = Process(program)
+    assert isinstance(other._process, ForkedProcess)
+    assert process_tree.template_pids() - gone
+    other.stop()
+
+
+def test_without_a_template_a_worker_is_started_the_long_way(program, tmp_path):
+    (tmp_path / "triton.py").write_text("raise ImportError('not here')")
+    environment = {**program.environment, "PYTHONPATH": str(tmp_path)}
+    process = Process(replace(program, environment=environment))
+    assert isinstance(process._process, subprocess.Popen)
+    process.stop()
+
+
+def test_templates_of_many_environments_are_not_all_kept(program):
+    before = process_tree.template_pids()
+    for number in range(process_tree.MOST_TEMPLATES + 1):
+        environment = {**program.environment, "NUMBER": str(number)}
+        Process(replace(program, environment=environment)).stop()
+    assert len(process_tree.template_pids()) == process_tree.MOST_TEMPLATES
+    assert not any(psutil.pid_exists(pid) for pid in before)

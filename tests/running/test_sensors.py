@@ -1,9 +1,5 @@
 """The supervisor reads the sensors itself, where no worker can forge them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pynvml
 import pytest
 
@@ -14,32 +10,32 @@ from nsabench.machine.environment.nvml import ConditionMonitor, Reading
 class Fake:
     """A device that is throttled once it is read for the third time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.times = 0
 
-    def read(self) -> Reading:
+    def read(self):
         self.times += 1
         reasons = ("hw_slowdown",) if self.times > 2 else ()
         return Reading(1000 * self.times, 2000, 50 + self.times, 300.0, reasons)
 
-    def process_ids(self) -> set[int]:
+    def process_ids(self):
         return {11, 12, 13}
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+def device(monkeypatch):
     fake = Fake()
     monkeypatch.setattr(nvml, "INTERVAL_S", 1e-3)
     yield fake
 
 
-def reads(device: Fake, count: int) -> None:
+def reads(device, count):
     wanted = device.times + count
     while device.times < wanted:
         pass
 
 
-def test_the_supervisor_reads_the_sensors_itself(device: Fake) -> None:
+def test_the_supervisor_reads_the_sensors_itself(device):
     """Throttling and neighbours that a worker keeps to itself."""
     with ConditionMonitor(device) as monitor:
         reads(device, 5)
@@ -51,7 +47,7 @@ def test_the_supervisor_reads_the_sensors_itself(device: Fake) -> None:
 
 
 @pytest.mark.parametrize("phase", ["parity", "precheck"])
-def test_what_was_before_it_was_timed_does_not_count(device: Fake, phase: str) -> None:
+def test_what_was_before_it_was_timed_does_not_count(device, phase):
     """A device that compiles has other clocks."""
     with ConditionMonitor(device) as monitor:
         reads(device, 3)
@@ -63,7 +59,7 @@ def test_what_was_before_it_was_timed_does_not_count(device: Fake, phase: str) -
     assert 1000 * (before - 1) <= (monitor.summary().sm_clock_mhz_min or 0) <= 1000 * (before + 2)
 
 
-def test_what_is_read_during_probes_does_not_count(device: Fake) -> None:
+def test_what_is_read_during_probes_does_not_count(device):
     with ConditionMonitor(device) as monitor:
         monitor.at_phase("timing")
         reads(device, 2)
@@ -86,14 +82,8 @@ def test_what_is_read_during_probes_does_not_count(device: Fake) -> None:
         ("MIG-1", None, ["H200"], None),
     ],
 )
-def test_the_device_that_a_process_sees_first(
-    monkeypatch: pytest.MonkeyPatch,
-    visible: str | None,
-    order: str | None,
-    names: list[str],
-    found: int | None,
-) -> None:
-    def by_uuid(uuid: str) -> int:
+def test_the_device_that_a_process_sees_first(monkeypatch, visible, order, names, found):
+    def by_uuid(uuid):
         if not uuid.startswith("GPU-of-"):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return int(uuid[-1])

@@ -1,25 +1,11 @@
 """Break-even lengths: the ratio to the best alternative, and the decision from it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from nsabench.model.measurement import Bursts, Conditions
-from nsabench.model.record import Record
-from nsabench.model.vocabulary import (
-    Catch,
-    Direction,
-    DType,
-    Pays,
-    Reference,
-    Regime,
-    Role,
-    Status,
-)
+from nsabench.model.vocabulary import Catch, Direction, DType, Pays, Reference, Regime, Role, Status
 from nsabench.output import answer
 from nsabench.verdicts import break_even
 from nsabench.verdicts.thresholds_yaml import as_data
@@ -30,14 +16,7 @@ SHAPE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "block": 32, "stride": 1
 SHAPE |= {"block_size": 64, "n_selected": 16, "window": 512}
 
 
-def made(
-    length: int,
-    name: str,
-    role: Role,
-    ratio: float | None = None,
-    median_ms: float | None = 1.0,
-    **more: Any,
-) -> Record:
+def made(length, name, role, ratio=None, median_ms=1.0, **more):
     known = {
         "case_id": f"{length}-{more.get('direction', 'forward')}-{more.get('dtype', 'bf16')}",
         "op": "nsa_attention",
@@ -50,13 +29,13 @@ def made(
     return found if ratio is None else paying(found, Regime.DEVICE, "dense", ratio, 0.01)
 
 
-def paying(record: Record, regime: Regime, against: str, ratio: float, width: float) -> Record:
+def paying(record, regime, against, ratio, width):
     """The record with a ratio to an alternative."""
     found = {"ratio": ratio, "lo": ratio * (1 - width), "hi": ratio * (1 + width)}
     return with_comparison(record, regime, Reference.ALTERNATIVE, against=against, **found)
 
 
-def ladder(ratios: dict[int, float | None], **more: object) -> list[Record]:
+def ladder(ratios, **more):
     rows = []
     for length, ratio in ratios.items():
         rows.append(made(length, "nsa", Role.CANDIDATE, ratio, **more))
@@ -65,7 +44,7 @@ def ladder(ratios: dict[int, float | None], **more: object) -> list[Record]:
     return rows
 
 
-def queued(records: Sequence[Record], ratios: dict[int, float | None]) -> list[Record]:
+def queued(records, ratios):
     """Return the records with times in the queue, and the controls of the queue."""
     found = []
     for r in records:
@@ -83,17 +62,17 @@ def queued(records: Sequence[Record], ratios: dict[int, float | None]) -> list[R
     return found
 
 
-def only(records: Sequence[Record]) -> break_even.BreakEven:
+def only(records):
     [decided] = break_even.decide(records)
     return decided
 
 
-def spoil_role(role: Role, **fields: Any) -> list[Record]:
+def spoil_role(role, **fields):
     """Return a series that pays, with changed fields of one role."""
     return [replace(r, **fields) if r.role is role else r for r in ladder({8192: 2.0})]
 
 
-def test_it_pays_from_the_length_from_which_every_case_does() -> None:
+def test_it_pays_from_the_length_from_which_every_case_does():
     decided = only(ladder({4096: 0.3, 8192: 1.2, 16384: 0.9, 32768: 1.3, 65536: 2.0}))
     assert (decided.answer, decided.length) == (Pays.FROM, 32768)
     assert decided.sentence == "pays from T = 32768"
@@ -116,26 +95,26 @@ BARE = [r for r in ladder({8192: 2.0}) if r.role is not Role.CONTROL]
         ([*ladder({8192: 2.0}), MISSED], "cheat"),
     ],
 )
-def test_what_leaves_it_undecided(records: list[Record], why: str) -> None:
+def test_what_leaves_it_undecided(records, why):
     assert only(records).answer is Pays.NOT_DECIDED
     assert why in only(records).why
     assert "against" not in only(records).summary and why in only(records).sentence
 
 
-def test_what_pays_at_no_length_says_up_to_which() -> None:
+def test_what_pays_at_no_length_says_up_to_which():
     decided = only(ladder({4096: 0.3, 8192: 0.5}))
     assert decided.answer is Pays.NO
     assert "8192" in decided.sentence
 
 
-def test_alternatives_that_failed_are_named() -> None:
+def test_alternatives_that_failed_are_named():
     rows = ladder({8192: 2.0})
     for name, status in (("fast", Status.WRONG), ("absent", Status.UNSUPPORTED)):
         rows.append(made(8192, name, Role.ALTERNATIVE, status=status, reason="it failed"))
     assert "fast" in only(rows).why and "absent" not in only(rows).why
 
 
-HALF: dict[str, Any] = {"dtype": DType.FLOAT16}
+HALF = {"dtype": DType.FLOAT16}
 
 
 @pytest.mark.parametrize(
@@ -151,13 +130,11 @@ HALF: dict[str, Any] = {"dtype": DType.FLOAT16}
         (ladder({4096: 1.5, 8192: 2}) + ladder({4096: 0.7, 8192: 0.9}, **HALF), Pays.NO, None),
     ],
 )
-def test_the_greatest_length_decides_whether_it_pays(
-    records: list[Record], answer: Pays, length: int | None
-) -> None:
+def test_the_greatest_length_decides_whether_it_pays(records, answer, length):
     assert (only(records).answer, only(records).length) == (answer, length)
 
 
-def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
+def test_a_direction_and_a_head_layout_are_decided_each_by_itself():
     rows = ladder({8192: 0.5, 16384: 1.5})
     rows += ladder({8192: 1.5, 16384: 2.5}, direction=Direction.BACKWARD)
     few = {**SHAPE, "HQ": 16, "H": 1}
@@ -175,7 +152,7 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
     )
 
 
-def test_the_best_valid_implementation_stands_for_the_op() -> None:
+def test_the_best_valid_implementation_stands_for_the_op():
     slow = made(8192, "torch_nsa", Role.BASELINE, 0.1, median_ms=9.0)
     wrong = made(8192, "broken", Role.CANDIDATE, status=Status.WRONG)
     assert only([*ladder({8192: 1.5}), slow, wrong]).length == 8192
@@ -184,11 +161,11 @@ def test_the_best_valid_implementation_stands_for_the_op() -> None:
     assert only([failed, *others, slow]).tested[0].record.implementation == "torch_nsa"
 
 
-def test_an_op_without_alternatives_is_not_asked() -> None:
+def test_an_op_without_alternatives_is_not_asked():
     assert break_even.decide([made(8192, "nsa", Role.CANDIDATE)]) == []
 
 
-def test_a_case_without_an_alternative_is_not_tested() -> None:
+def test_a_case_without_an_alternative_is_not_tested():
     control = made(512, "nsa", Role.CANDIDATE, direction=Direction.STEP)
     rows = ladder({8192: 0.6, 16384: 1.2})
     decided = only([*rows, control, made(32768, "nsa", Role.CANDIDATE)])
@@ -196,7 +173,7 @@ def test_a_case_without_an_alternative_is_not_tested() -> None:
     assert [cell.length for cell in decided.tested] == [8192, 16384]
 
 
-def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> None:
+def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session():
     records = compare_records(
         [
             record("nsa", Role.CANDIDATE, 2.0),
@@ -221,7 +198,7 @@ def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> 
     }
 
 
-def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() -> None:
+def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved():
     capped = Conditions(
         clock_event_reasons=["sw_power_cap"], sm_clock_mhz_min=1584, sm_clock_mhz_max=1980
     )
@@ -233,7 +210,7 @@ def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() 
     assert (found.ratio, found.lo, found.hi) == pytest.approx((1.5, 1.2, 1.875), rel=0.02)
 
 
-def test_the_queue_is_a_decision_of_its_own() -> None:
+def test_the_queue_is_a_decision_of_its_own():
     rows = queued(ladder({8192: 1.5, 16384: 2.0}), {8192: 0.6, 16384: 1.4})
     in_queue, on_device = break_even.decide(rows)
     assert (in_queue.regime, in_queue.length) == (Regime.QUEUE, 16384)
@@ -249,7 +226,7 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
     ]
 
 
-def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there() -> None:
+def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there():
     rows = queued(ladder({8192: 2.0}), {8192: 2.0})
     assert [p.answer for p in break_even.decide(rows)] == [Pays.FROM, Pays.FROM]
     missed = [replace(r, caught=Catch.MISSED) if r.caught_by == "host" else r for r in rows]
@@ -261,7 +238,7 @@ def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there
     assert [p.regime for p in break_even.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
 
 
-def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best() -> None:
+def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best():
     nsa = record("nsa", Role.CANDIDATE, 2.0, 6.0)
     dense = record("dense", Role.ALTERNATIVE, 3.0, 9.0)
     lean = record("lean", Role.ALTERNATIVE, 8.0, 3.0, n_samples=5)

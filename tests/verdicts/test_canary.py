@@ -1,7 +1,5 @@
 """Hosts whose times differ from other hosts' times in the case that all hosts measure."""
 
-from __future__ import annotations
-
 import pytest
 
 from nsabench.model.measurement import Observation, Samples
@@ -23,7 +21,7 @@ from tests.runs import Made, add_attempt, log_of, make_plan
         ([1.0, 1.03, 1.05], {"0"}),  # of equally large sets the closest counts
     ],
 )
-def test_hosts_within_three_per_cent_are_alike(medians: list[float], outliers: set[str]) -> None:
+def test_hosts_within_three_per_cent_are_alike(medians, outliers):
     why = find_outliers({str(i): Canary({"sdpa": ms}) for i, ms in enumerate(medians)})
     assert set(why) == outliers
     for name, sentence in why.items():
@@ -41,7 +39,7 @@ FINE = Canary({"sdpa": 1.0, "mine": 1.0})
         (Canary({}), "did not time"),
     ],
 )
-def test_a_host_that_is_not_like_the_others_decides_nothing(odd: Canary, why: str) -> None:
+def test_a_host_that_is_not_like_the_others_decides_nothing(odd, why):
     outliers = find_outliers({"a": FINE, "b": FINE, "c": odd})
     assert set(outliers) == {"c"} and why in outliers["c"]
 
@@ -60,12 +58,12 @@ HONEST = Canary({"sdpa": 1.0, "mine": 0.5}, failed={"other": "crashed: SIGSEGV"}
     ],
     ids=["one more", "apart", "nothing else", "one failed", "one declined"],
 )
-def test_a_shard_alone_cannot_speak_against_five(liar: Canary, outliers: set[str]) -> None:
+def test_a_shard_alone_cannot_speak_against_five(liar, outliers):
     shards = {str(i): HONEST for i in range(5)} | {"liar": liar}
     assert set(find_outliers(shards)) == outliers
 
 
-def test_disturbed_times_speak_against_no_other_host() -> None:
+def test_disturbed_times_speak_against_no_other_host():
     disturbed = Canary({"sdpa": 1.0, "mine": 0.5, "other": 0.1}, "throttled")
     shards = {"honest": HONEST, "another": HONEST}
     shards |= {f"disturbed {i}": disturbed for i in range(3)}
@@ -76,9 +74,7 @@ def test_disturbed_times_speak_against_no_other_host() -> None:
     ("status", "failed"),
     [(Status.SKIPPED, False), (Status.UNSUPPORTED, False), (Status.CRASHED, True)],
 )
-def test_an_implementation_that_declines_the_case_has_not_failed(
-    status: Status, failed: bool
-) -> None:
+def test_an_implementation_that_declines_the_case_has_not_failed(status, failed):
     plan = make_plan(Made(shard="1/2"))
     assert plan.canary is not None
     name, *others = plan.canary.implementations
@@ -86,9 +82,9 @@ def test_an_implementation_that_declines_the_case_has_not_failed(
     fine = [Observation(implementation=o, status=Status.OK, samples=samples) for o in others]
     declined = Observation(implementation=name, status=status, reason="said so")
 
-    def seen(outcomes: list[Observation]) -> Canary:
+    def seen(outcomes):
         log = log_of(plan)
-        add_attempt(log, plan, Purpose.CANARY, plan.canary.id, outcomes)  # type: ignore[union-attr]
+        add_attempt(log, plan, Purpose.CANARY, plan.canary.id, outcomes)
         return read_canary(plan, log)
 
     found = seen([declined, *fine])

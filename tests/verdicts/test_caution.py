@@ -1,9 +1,5 @@
 """The caution for a great ratio over masks and gathers alone."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role
@@ -12,9 +8,9 @@ from nsabench.verdicts.tables import read_records
 from tests.runs import Made, make_run
 
 
-def cautions(folder: Path, made: Made) -> dict[str, set[int]]:
+def cautions(folder, made):
     """Return the lengths of the candidates' records by their caution."""
-    found: dict[str, set[int]] = {}
+    found = {}
     for record in read_records(make_run(folder, made)):
         if record.role is Role.CANDIDATE:
             found.setdefault(record.caution, set()).add(record.length)
@@ -23,7 +19,7 @@ def cautions(folder: Path, made: Made) -> dict[str, set[int]]:
     return found
 
 
-def rising(length: int) -> float:
+def rising(length):
     return {64: 1.5, 128: 2.9, 256: 3.2, 512: 9.0}[length]
 
 
@@ -40,16 +36,12 @@ ALL, GREAT = {64, 128, 256, 512}, {256, 512}
         (Made(kind=Kind.GENERAL, ratio=rising, flex_ms=lambda _: 5.0), {"": ALL}),
     ],
 )
-def test_a_great_ratio_over_general_baselines_alone_needs_a_caution(
-    tmp_path: Path, made: Made, expected: dict[str, set[int]]
-) -> None:
+def test_a_great_ratio_over_general_baselines_alone_needs_a_caution(tmp_path, made, expected):
     assert cautions(tmp_path, made) == expected
 
 
 @pytest.mark.parametrize(("times", "hidden"), [(1.9, True), (2.1, False)])
-def test_a_specialised_baseline_far_behind_does_not_count(
-    tmp_path: Path, times: float, hidden: bool
-) -> None:
+def test_a_specialised_baseline_far_behind_does_not_count(tmp_path, times, hidden):
     alone = read_records(make_run(tmp_path / "alone", Made(kind=Kind.GENERAL, ratio=rising)))
     best = {r.length: r.median_ms or 0.0 for r in alone if r.role is Role.BASELINE}
     made = Made(
@@ -62,7 +54,7 @@ def test_a_specialised_baseline_far_behind_does_not_count(
     assert found.get(NO_SPECIALISED, set()) == (set() if hidden else {256, 512})
 
 
-def test_the_caution_is_of_the_regime_whose_ratio_is_great(tmp_path: Path) -> None:
+def test_the_caution_is_of_the_regime_whose_ratio_is_great(tmp_path):
     made = Made(kind=Kind.GENERAL, ratio=lambda _: 1.5, queue_ratio=lambda _: 4.0)
     records = read_records(make_run(tmp_path, made))
     mine = [r for r in records if r.role is Role.CANDIDATE]
@@ -72,7 +64,7 @@ def test_the_caution_is_of_the_regime_whose_ratio_is_great(tmp_path: Path) -> No
     assert {r.kind for r in records if r.role is not Role.BASELINE} == {None}
 
 
-def test_a_threshold_says_in_how_many_of_its_cases(tmp_path: Path) -> None:
+def test_a_threshold_says_in_how_many_of_its_cases(tmp_path):
     made = Made(kind=Kind.GENERAL, ratio=rising, queue_ratio=lambda _: 1.5)
     device, queue = threshold.decide_run(read_records(make_run(tmp_path, made)))
     assert device.min_length == queue.min_length == 64

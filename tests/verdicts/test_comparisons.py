@@ -1,19 +1,15 @@
-"""A comparison is a row: another regime or reference adds rows, and no column."""
+"""A comparison is a row, with a baseline that the matrix of its case does not skip."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
-
-from nsabench.model.vocabulary import Reference, Regime, Role, Status, Verdict, Word
-from nsabench.verdicts.results import Results
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Catch, Reference, Regime, Role, Status, Verdict
+from nsabench.running.folder import RunFolder
+from nsabench.verdicts.results import Results, assemble
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, read_records, write_tables
 from nsabench.verdicts.threshold import decide_run
-from tests.runs import Made, make_run, with_comparison
+from tests.runs import Made, change_infos, from_sources, make_run, with_comparison
 
 
-def add_word(vocabulary: type[Word], value: str, monkeypatch: pytest.MonkeyPatch) -> Word:
+def add_word(vocabulary, value, monkeypatch):
     """Make a vocabulary read one word more."""
     word = str.__new__(vocabulary, value)
     word._value_, word._name_ = value, value.upper()
@@ -21,9 +17,7 @@ def add_word(vocabulary: type[Word], value: str, monkeypatch: pytest.MonkeyPatch
     return word
 
 
-def test_another_regime_or_reference_is_only_a_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_regime_or_reference_is_only_a_value(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", Made(ratio=lambda _: 0.5))
     before = read_records(run)
     loop = add_word(Regime, "loop", monkeypatch)
@@ -51,7 +45,7 @@ def test_another_regime_or_reference_is_only_a_value(
     assert (decision.regime, decision.min_length) == (loop, 64)
 
 
-def test_no_column_is_of_one_regime_or_reference() -> None:
+def test_no_column_is_of_one_regime_or_reference():
     words = {word.value for word in (*Regime, *Reference)} | {"queued"}
     columns = [column.name for column in (*COMPARISONS, *RECORDS) if column.name != "device"]
     assert not words & {part for name in columns for part in name.split("_")}
@@ -59,7 +53,7 @@ def test_no_column_is_of_one_regime_or_reference() -> None:
     assert not records & {"verdict", "speedup", "best_baseline", "median_ms"}
 
 
-def test_what_was_timed_has_its_times_in_each_regime(tmp_path: Path) -> None:
+def test_what_was_timed_has_its_times_in_each_regime(tmp_path):
     """Baselines and controls have times alone; a candidate has a verdict beside them."""
     made = Made(queue_ratio=lambda _: 1.4)
     timed = 0
@@ -71,3 +65,37 @@ def test_what_was_timed_has_its_times_in_each_regime(tmp_path: Path) -> None:
             assert (found.verdict is not None) == (record.role is Role.CANDIDATE)
             timed += 1
     assert timed
+
+
+FAST = Made(flex_ms=lambda length: 0.01 * length / 64, lengths=(64, 128), shapes=((256, 4, 64),))
+
+
+def in_the_first(plan):
+    """flex_attention runs along, in one case for the control that wraps it."""
+    first, *others = plan.cases
+    alone = tuple(n for n in first.implementations if n != "flex_attention")
+    cases = [first.model_copy(update={"alongside": ("flex_attention",)})]
+    cases += [p.model_copy(update={"implementations": alone}) for p in others]
+    wraps = {Role.CONTROL: {"wraps": "flex_attention"}}
+    return change_infos(plan, lambda info: wraps.get(info.role, {}), cases=cases)
+
+
+def test_the_yardstick_is_the_same_in_all_cases(tmp_path):
+    """The one that runs along is 20 times as fast."""
+    records = read_records(make_run(tmp_path / "run", FAST))
+    assert {r.best_baseline for r in records if r.role is Role.CANDIDATE} == {"flex_attention"}
+    run = make_run(tmp_path / "along", FAST, change=in_the_first)
+    [part] = RunFolder(run).parts()
+    results = assemble(part.plan.run_id, [part])
+    candidates = [r for r in results.records if r.role is Role.CANDIDATE]
+    assert {r.best_baseline for r in candidates} == {"sdpa_gqa"}
+    assert {round(r.speedup or 0, 1) for r in candidates} == {0.5}
+    [along] = [r for r in results.records if r.implementation == "flex_attention"]
+    assert along.median_ms is not None and along.case_id == part.plan.cases[0].id
+    assert all(c is not Catch.MISSED for c in (r.caught for r in results.records))
+
+
+def test_what_is_timed_apart_is_what_a_candidate_is_held_to(tmp_path):
+    plan = in_the_first(Plan.read(make_run(tmp_path / "run", FAST) / "plan.json"))
+    plan = from_sources(plan)
+    assert plan.list_clean(plan.cases[0], Role.BASELINE) == ["sdpa_gqa"]

@@ -1,10 +1,5 @@
 """Records as records.parquet holds them, written by this version and by versions to come."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,15 +7,7 @@ import pytest
 from nsabench import labels
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import (
-    NO_SPECIALISED,
-    Catch,
-    Direction,
-    DType,
-    Mode,
-    Role,
-    Status,
-)
+from nsabench.model.vocabulary import NO_SPECIALISED, Catch, Direction, DType, Mode, Role, Status
 from nsabench.verdicts.tables import (
     COMPARISONS,
     RECORDS,
@@ -33,7 +20,7 @@ from nsabench.verdicts.tables import (
 from tests.runs import make_run
 
 # Fields that every record has.
-LEAST: dict[str, Any] = {
+LEAST = {
     "run_id": "r",
     "case_id": "c",
     "op": "selection_rows",
@@ -54,14 +41,14 @@ LEAST: dict[str, Any] = {
 }
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_what_is_read_is_what_was_written(tmp_path):
     run = make_run(tmp_path / "run")
     records = read_records(run)
     assert records_table(records).equals(pq.read_table(run / "records.parquet"))
     assert comparisons_table(records).equals(pq.read_table(run / "comparisons.parquet"))
 
 
-def test_unit_and_meaning_stand_in_the_files() -> None:
+def test_unit_and_meaning_stand_in_the_files():
     for columns in (RECORDS, COMPARISONS, SAMPLES):
         for field in schema(columns):
             assert set(field.metadata) == {b"unit", b"meaning"} and field.metadata[b"meaning"]
@@ -72,7 +59,7 @@ def test_unit_and_meaning_stand_in_the_files() -> None:
     assert fields.names.index("device") < fields.names.index("L") < fields.names.index("length")
 
 
-def test_a_record_has_the_defaults_of_columns_that_are_missing() -> None:
+def test_a_record_has_the_defaults_of_columns_that_are_missing():
     record = Record.from_row({**LEAST, "caught": None, "reason": None})
     assert record.key == ("c", "mine")
     assert (record.role, record.status) == (Role.CANDIDATE, Status.OK)
@@ -84,13 +71,13 @@ def test_a_record_has_the_defaults_of_columns_that_are_missing() -> None:
 
 
 @pytest.mark.parametrize("text", ["[news](https://evil.example)", "no specialised baseline\n# x"])
-def test_a_caution_that_no_version_writes_is_none(text: str) -> None:
+def test_a_caution_that_no_version_writes_is_none(text):
     """Pages and Markdown show it as words of their own."""
     assert Record.from_row({**LEAST, "caution": text}).caution == ""
     assert Record.from_row({**LEAST, "caution": NO_SPECIALISED}).caution == NO_SPECIALISED
 
 
-def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
+def test_a_newer_record_is_read_as_far_as_it_is_known():
     """The record has an op, sizes and columns that this version does not know."""
     newer = {
         **dict.fromkeys(("N", "H", "D", "Dv", "L")),
@@ -118,9 +105,7 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
         ("comparisons", {"reference": None}, "row that has no reference"),
     ],
 )
-def test_what_is_no_row_is_refused(
-    tmp_path: Path, table: str, change: dict[str, Any], sentence: str
-) -> None:
+def test_what_is_no_row_is_refused(tmp_path, table, change, sentence):
     path = make_run(tmp_path / "run") / f"{table}.parquet"
     written = pq.read_table(path)
     pq.write_table(pa.Table.from_pylist([written.to_pylist()[0] | change], written.schema), path)
@@ -132,7 +117,7 @@ def test_what_is_no_row_is_refused(
     ("name", "column"),
     [("records", "mae"), ("records", "op"), ("records", "L"), ("comparisons", "ratio")],
 )
-def test_a_column_of_another_type_is_named(tmp_path: Path, name: str, column: str) -> None:
+def test_a_column_of_another_type_is_named(tmp_path, name, column):
     """Also one that a reader could do without: what it holds would fail further on."""
     path = make_run(tmp_path / "run") / f"{name}.parquet"
     table = pq.read_table(path)

@@ -1,7 +1,5 @@
 """Quantiles and ratios of medians: known answers, and how often intervals hold the truth."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -28,19 +26,17 @@ Times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60)
     ("samples", "q", "expected"),
     [([3.0], 0.5, 3.0), ([4, 1, 3, 2], 0.5, 2.5), ([1, 2, 3, 4, 5], 0.2, 1.8), ([1, 9], 1.0, 9.0)],
 )
-def test_quantiles_are_the_textbooks(samples: list[float], q: float, expected: float) -> None:
+def test_quantiles_are_the_textbooks(samples, q, expected):
     assert quantile(samples, q) == pytest.approx(expected)
 
 
-def test_constant_samples_have_an_interval_of_no_width() -> None:
+def test_constant_samples_have_an_interval_of_no_width():
     ratio = ratio_of_medians([3.0] * 9, [2.0] * 9)
     assert (ratio.value, ratio.lo, ratio.hi, ratio.width) == (1.5, 1.5, 1.5, 0.0)
 
 
 @given(times=Times, factor=st.floats(0.01, 100))
-def test_an_arm_that_is_always_a_factor_slower_has_exactly_that_ratio(
-    times: list[float], factor: float
-) -> None:
+def test_an_arm_that_is_always_a_factor_slower_has_exactly_that_ratio(times, factor):
     """Drift or a throttled clock affects both kernels and cancels, because rounds are resampled
     whole."""
     ratio = ratio_of_medians([factor * t for t in times], times, resamples=50)
@@ -49,7 +45,7 @@ def test_an_arm_that_is_always_a_factor_slower_has_exactly_that_ratio(
 
 
 @given(a=Times, unit=st.floats(1e-3, 1e3))
-def test_the_unit_of_time_does_not_matter(a: list[float], unit: float) -> None:
+def test_the_unit_of_time_does_not_matter(a, unit):
     b = a[::-1]
     one = ratio_of_medians(a, b, resamples=50)
     other = ratio_of_medians([unit * t for t in a], [unit * t for t in b], resamples=50)
@@ -57,12 +53,12 @@ def test_the_unit_of_time_does_not_matter(a: list[float], unit: float) -> None:
 
 
 @given(a=Times)
-def test_the_interval_is_in_order(a: list[float]) -> None:
+def test_the_interval_is_in_order(a):
     ratio = ratio_of_medians(a, a[::-1], resamples=50)
     assert 0 < ratio.lo <= ratio.hi
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_truth_as_often_as_it_says():
     """Drift of 30 % within a case, noise of 3 % an arm; an unpaired interval would be far wider."""
     rng = np.random.default_rng(7)
     rounds, truth, covered, widths = 80, 1.1, 0, []
@@ -77,7 +73,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert np.mean(widths) < 0.06
 
 
-def draw_noise(rng: np.random.Generator, rounds: int, correlation: float) -> np.ndarray:
+def draw_noise(rng, rounds, correlation):
     """Draw an autoregressive series with a standard deviation of 1."""
     series = rng.standard_normal(rounds)
     for i in range(1, rounds):
@@ -86,7 +82,7 @@ def draw_noise(rng: np.random.Generator, rounds: int, correlation: float) -> np.
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-def test_the_interval_covers_the_truth_of_correlated_rounds(correlation: float) -> None:
+def test_the_interval_covers_the_truth_of_correlated_rounds(correlation):
     rng, truth, covered = np.random.default_rng(11), 1.01, 0
     for _ in range(300):
         a, b = (np.exp(0.01 * draw_noise(rng, 100, correlation)) for _ in range(2))
@@ -96,7 +92,7 @@ def test_the_interval_covers_the_truth_of_correlated_rounds(correlation: float) 
 
 
 @pytest.mark.parametrize("rounds", [25, 100])
-def test_rounds_that_alternate_widen_no_interval(rounds: int) -> None:
+def test_rounds_that_alternate_widen_no_interval(rounds):
     rng = np.random.default_rng(13)
     off = 0.01 * rng.uniform(0.5, 1.5, rounds) * (-1) ** np.arange(rounds)
     arms = [*(1.2 * (1 + off))], [*rng.uniform(0.9999, 1.0001, rounds)]
@@ -105,7 +101,7 @@ def test_rounds_that_alternate_widen_no_interval(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.02])
-def test_the_interval_covers_the_truth_of_a_coarse_clock(noise: float) -> None:
+def test_the_interval_covers_the_truth_of_a_coarse_clock(noise):
     """The clock ticks once in 2 % of the time of a call."""
     rng, truth, tick, covered = np.random.default_rng(12), 1.01, 0.02, 0
     for _ in range(300):
@@ -117,14 +113,14 @@ def test_the_interval_covers_the_truth_of_a_coarse_clock(noise: float) -> None:
     assert covered / 300 >= 0.93
 
 
-def test_one_disturbed_round_is_no_tick_of_the_clock() -> None:
+def test_one_disturbed_round_is_no_tick_of_the_clock():
     ratio = ratio_of_rounds([7.168] * 29 + [40.96], [5.12] * 30)
     assert (ratio.lo, ratio.hi) == pytest.approx((1.4, 1.4))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 8, 40, 41, COUNTED, COUNTED + 1])
 @pytest.mark.parametrize("digits", [1, 9])
-def test_the_interval_is_that_of_resamples_drawn_and_sorted(rounds: int, digits: int) -> None:
+def test_the_interval_is_that_of_resamples_drawn_and_sorted(rounds, digits):
     """To the last bit, also of times that a coarse clock reads alike: published runs hold it."""
     rng = np.random.default_rng(rounds)
     a, b = np.round(rng.lognormal(size=(2, rounds)), digits) + 0.1
@@ -135,18 +131,18 @@ def test_the_interval_is_that_of_resamples_drawn_and_sorted(rounds: int, digits:
     assert ratio.value == np.median(a) / np.median(b)
 
 
-def test_of_what_is_no_number_there_is_no_ratio() -> None:
+def test_of_what_is_no_number_there_is_no_ratio():
     ratio = ratio_of_medians([1.0, math.nan, 2.0, 3.0, 4.0], [1.0] * 5)
     assert all(map(math.isnan, (ratio.value, ratio.lo, ratio.hi)))
 
 
 @pytest.mark.parametrize(("a", "b"), [([], []), ([1.0], [1.0, 2.0])])
-def test_what_is_no_pair_is_refused(a: list[float], b: list[float]) -> None:
+def test_what_is_no_pair_is_refused(a, b):
     with pytest.raises(ValueError, match="paired samples needed"):
         ratio_of_medians(a, b)
 
 
-def test_only_rounds_that_both_arms_have_form_pairs() -> None:
+def test_only_rounds_that_both_arms_have_form_pairs():
     """One arm was dropped after round 6, the other missed round 1."""
     first = Samples(round=list(range(7)), time_ms=[1.0, 90.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     second = Samples(round=[0, *range(2, 8)], time_ms=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 90.0])
@@ -157,7 +153,7 @@ def test_only_rounds_that_both_arms_have_form_pairs() -> None:
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 3), (20, 21), (200, 50)])
-def test_the_interval_is_that_of_a_bootstrap_that_draws_everything(n: int, m: int) -> None:
+def test_the_interval_is_that_of_a_bootstrap_that_draws_everything(n, m):
     rng = np.random.default_rng(3)
     a, b = rng.lognormal(0, 0.2, n), rng.lognormal(0.1, 0.1, m)
     ours = ratio_of_independent_medians(a, b)
@@ -176,7 +172,7 @@ def test_the_interval_is_that_of_a_bootstrap_that_draws_everything(n: int, m: in
         )
 
 
-def test_the_interval_of_independent_samples_covers_the_truth() -> None:
+def test_the_interval_of_independent_samples_covers_the_truth():
     rng = np.random.default_rng(4)
     covered = 0
     for _ in range(400):
@@ -187,11 +183,11 @@ def test_the_interval_of_independent_samples_covers_the_truth() -> None:
     assert 0.92 < covered / 400 < 0.985
 
 
-def test_an_arm_without_samples() -> None:
+def test_an_arm_without_samples():
     with pytest.raises(ValueError):
         ratio_of_independent_medians([], [1.0])
 
 
-def test_the_average_treats_twice_and_half_alike() -> None:
+def test_the_average_treats_twice_and_half_alike():
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
     assert geometric_mean([]) is None

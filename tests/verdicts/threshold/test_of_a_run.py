@@ -1,9 +1,6 @@
 """The break-even length of a run is the same wherever it is shown."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
 
 import yaml
 from click.testing import CliRunner
@@ -21,7 +18,7 @@ from tests.runs import Made, make_run, with_comparison
 TWO = Made(implementations=("rows_cuda", "rows_group"))
 
 
-def shown(folder: Path) -> dict[str, str]:
+def shown(folder):
     facts = Facts.read(folder)
     console = Console(file=io.StringIO(), width=1000)
     finished = Finished(RunFolder(folder), facts.plan, facts.results, 1.0, 1.0)
@@ -32,12 +29,12 @@ def shown(folder: Path) -> dict[str, str]:
     return {
         "page": report.write_html(facts, out).read_text().replace("&#39;", "'"),
         "text": report.write_markdown(facts, out).read_text().replace("\\_", "_"),
-        "panel": " ".join(console.file.getvalue().split()),  # type: ignore[attr-defined]
+        "panel": " ".join(console.file.getvalue().split()),
         "threshold": done.output,
     }
 
 
-def test_all_say_the_same(tmp_path: Path) -> None:
+def test_all_say_the_same(tmp_path):
     folder = make_run(tmp_path / "run", TWO)
     thresholds_yaml.write(
         threshold.decide_run(*threshold.read_run(folder)), folder / "thresholds.yaml"
@@ -49,7 +46,7 @@ def test_all_say_the_same(tmp_path: Path) -> None:
         assert text.count("worth using from L = 256") >= least, where
 
 
-def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None:
+def test_no_not_decided_and_not_tested_are_three_answers(tmp_path):
     made = {
         ThresholdAnswer.FROM: Made(),
         ThresholdAnswer.NO: Made(ratio=lambda _: 0.5),
@@ -72,7 +69,7 @@ def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None
     assert "as the test wants it" in decision.reasons[0]
 
 
-def test_an_open_case_at_the_top_is_no_no(tmp_path: Path) -> None:
+def test_an_open_case_at_the_top_is_no_no(tmp_path):
     """A candidate that is not proven slower than the baseline is not rejected."""
     records, plan = threshold.read_run(make_run(tmp_path / "run"))
     tops = [r for r in records if r.role is Role.CANDIDATE and r.length == 512]
@@ -86,7 +83,7 @@ def test_an_open_case_at_the_top_is_no_no(tmp_path: Path) -> None:
         assert decision.answer is answer
 
 
-def test_a_page_says_first_how_much_faster_and_then_from_where(tmp_path: Path) -> None:
+def test_a_page_says_first_how_much_faster_and_then_from_where(tmp_path):
     folder = make_run(tmp_path / "run", Made(ratio=lambda n: 1.5 if n < 256 else 6.0))
     answer = report.write_html(Facts.read(folder), tmp_path).read_text().split('class="answer"')[1]
     assert answer.index("1.50x to 6.02x") < answer.index("16 faster")

@@ -1,20 +1,15 @@
 """Decisions in each regime, from its own verdicts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import yaml
 
-from nsabench.model.case import Case
-from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Mode, Regime, Role, Status, ThresholdAnswer, Verdict
 from nsabench.output.report import Facts
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.threshold import Decision, decide_run, read_run
+from nsabench.verdicts.threshold import decide_run, read_run
 from nsabench.verdicts.thresholds_yaml import as_text, as_yaml
-from tests.runs import Made, make_run
+from tests.runs import Made, make_run, retimed
 
 # It pays on the device from 128 keys, and from 512 keys if called from Python, where the host
 # limits.
@@ -25,13 +20,13 @@ BOTH = Made(
 )
 
 
-def decide(folder: Path, made: Made = BOTH) -> dict[Regime, Decision]:
+def decide(folder, made=BOTH):
     decisions = decide_run(*read_run(make_run(folder, made)))
     assert len({d.regime for d in decisions}) == len(decisions)
     return {d.regime: d for d in decisions}
 
 
-def test_each_regime_has_a_threshold_of_its_own(tmp_path: Path) -> None:
+def test_each_regime_has_a_threshold_of_its_own(tmp_path):
     decisions = decide(tmp_path / "run")
     assert {r: d.min_length for r, d in decisions.items()} == {
         Regime.DEVICE: 128,
@@ -51,7 +46,7 @@ def test_each_regime_has_a_threshold_of_its_own(tmp_path: Path) -> None:
     assert found == [("device", 128), ("queue", 512)]
 
 
-def test_a_failure_at_the_greatest_length_decides_in_both(tmp_path: Path) -> None:
+def test_a_failure_at_the_greatest_length_decides_in_both(tmp_path):
     made = Made(
         queue_ratio=lambda _: 2.0,
         ratio=lambda _: 2.0,
@@ -62,7 +57,7 @@ def test_a_failure_at_the_greatest_length_decides_in_both(tmp_path: Path) -> Non
         assert decision.min_length is None
 
 
-def test_a_greatest_length_without_queued_calls_leaves_the_queue_open(tmp_path: Path) -> None:
+def test_a_greatest_length_without_queued_calls_leaves_the_queue_open(tmp_path):
     records, plan = read_run(make_run(tmp_path / "run", BOTH))
     cut = [
         replace(r, comparisons=(r.comparison(Regime.DEVICE),)) if r.length == 1024 else r
@@ -72,7 +67,7 @@ def test_a_greatest_length_without_queued_calls_leaves_the_queue_open(tmp_path: 
     assert lengths == {Regime.DEVICE: 128, Regime.QUEUE: None}
 
 
-def test_where_a_control_of_the_queue_gets_away_the_queue_decides_nothing(tmp_path: Path) -> None:
+def test_where_a_control_of_the_queue_gets_away_the_queue_decides_nothing(tmp_path):
     decisions = decide(tmp_path / "run", replace(BOTH, queue_caught=False))
     assert decisions[Regime.DEVICE].answer is ThresholdAnswer.FROM
     assert decisions[Regime.QUEUE].answer is ThresholdAnswer.NOT_DECIDED
@@ -85,14 +80,9 @@ def test_where_a_control_of_the_queue_gets_away_the_queue_decides_nothing(tmp_pa
     assert {r.verdict for r in mine} == {Verdict.FASTER, Verdict.SLOWER}
 
 
-def test_graphs_decide_for_graphs(tmp_path: Path) -> None:
-    def in_graphs(plan: Plan) -> Plan:
-        cases = []
-        for planned in plan.cases:
-            timing = planned.case.timing.model_copy(update={"mode": Mode.GRAPH})
-            case = Case(**{**planned.case.model_dump(), "timing": timing})
-            cases.append(planned.model_copy(update={"case": case, "id": case.id}))
-        return plan.model_copy(update={"cases": cases})
+def test_graphs_decide_for_graphs(tmp_path):
+    def in_graphs(plan):
+        return plan.model_copy(update={"cases": [retimed(p, mode=Mode.GRAPH) for p in plan.cases]})
 
     run = make_run(tmp_path / "run", BOTH, change=in_graphs)
     mine = [r for r in read_records(run) if r.role is Role.CANDIDATE]

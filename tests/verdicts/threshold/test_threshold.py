@@ -1,11 +1,7 @@
 """The decision, and the file that a gate loads."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +12,6 @@ from hypothesis import strategies as st
 
 from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
-from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
     Catch,
@@ -31,17 +26,17 @@ from nsabench.model.vocabulary import (
 from nsabench.verdicts.length_series import Tested as Cell  # pytest would collect a `Test…`
 from nsabench.verdicts.length_series import find_objections
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.threshold import Decision, decide_run, read_run
+from nsabench.verdicts.threshold import decide_run, read_run
 from nsabench.verdicts.thresholds_yaml import as_data, as_text, as_yaml
-from tests.runs import Made, make_run, record, with_comparison
+from tests.runs import Made, change_infos, make_run, record, with_comparison
 
 
-def decide(tmp_path: Path, made: Made) -> Decision:
+def decide(tmp_path, made):
     [decision] = decide_run(*read_run(make_run(tmp_path / made.run_id, made)))
     return decision
 
 
-def test_the_smallest_length_from_which_all_pass(tmp_path: Path) -> None:
+def test_the_smallest_length_from_which_all_pass(tmp_path):
     decision = decide(tmp_path, Made())
     assert (decision.gpu, decision.min_length, decision.reasons) == ("NVIDIA H200", 256, [])
     assert decision.tested == 16 and 1.4 < decision.weakest < 1.5
@@ -56,7 +51,7 @@ def test_the_smallest_length_from_which_all_pass(tmp_path: Path) -> None:
     assert (document["axis"], document["min_L"]) == ("T", 256)
 
 
-def wins_but_at_the_top(length: int) -> float:
+def wins_but_at_the_top(length):
     return 0.9 if length == 512 else 2.0
 
 
@@ -73,14 +68,14 @@ def wins_but_at_the_top(length: int) -> float:
         (Made(status=lambda _: Status.UNSUPPORTED), "no case was measured"),
     ],
 )
-def test_null_says_why(tmp_path: Path, made: Made, reason: str) -> None:
+def test_null_says_why(tmp_path, made, reason):
     decision = decide(tmp_path, made)
     assert decision.min_length is None
     assert any(reason in stated for stated in decision.reasons), decision.reasons
 
 
-def test_a_crash_below_the_threshold_does_not_matter_and_above_it_does(tmp_path: Path) -> None:
-    def crashes_at(length: int) -> Made:
+def test_a_crash_below_the_threshold_does_not_matter_and_above_it_does(tmp_path):
+    def crashes_at(length):
         return Made(
             run_id=f"r{length}",
             ratio=lambda _: 2.0,
@@ -91,7 +86,7 @@ def test_a_crash_below_the_threshold_does_not_matter_and_above_it_does(tmp_path:
     assert decide(tmp_path, crashes_at(256)).min_length is None  # one length is left above
 
 
-def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
+def test_several_runs_combine_to_what_holds_for_all(tmp_path):
     one, other = Made(), Made(run_id="r2", torch="2.12.1", ratio=lambda n: n / 64)
     third = replace(one, run_id="r3", gpu="NVIDIA L4", ratio=lambda _: 0.5)
     decisions = [decide(tmp_path, made) for made in (one, other, third)]
@@ -99,19 +94,17 @@ def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
     assert content["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256, "NVIDIA L4": None}
 
 
-def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path: Path) -> None:
+def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path):
     """A shipped one that is better does not hide what became of the user's, nor set its gate."""
     made = Made(implementations=("faster", "mine", "shipped"), source="kernels")
     records, plan = read_run(make_run(tmp_path / "run", made))
-    infos = [
-        i.model_copy(update={"source": Source("mine.py@aaaaaaaaaaaa")}) if i.name == "mine" else i
-        for i in plan.implementations
-    ]
+    own = {"mine": {"source": Source("mine.py@aaaaaaaaaaaa")}}
+    plan = change_infos(plan, lambda info: own.get(info.name, {}))
     better = [
         with_comparison(r, verdict=Verdict.FASTER, lo=3.0) if r.implementation == "faster" else r
         for r in records
     ]
-    decisions = decide_run(better, plan.model_copy(update={"implementations": infos}))
+    decisions = decide_run(better, plan)
     assert [(d.candidate, d.own, d.min_length) for d in decisions] == [
         ("mine", True, 256),
         ("faster", False, 64),
@@ -124,7 +117,7 @@ def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path: Path
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([64, 128, 256, 512]), st.floats(0.5, 3)), min_size=1))
-def test_monotone(cells: list[tuple[int, float]]) -> None:
+def test_monotone(cells):
     """No tested case at or above a threshold fails, and any lower length has one that does."""
     records = [
         with_comparison(
@@ -145,7 +138,7 @@ def test_monotone(cells: list[tuple[int, float]]) -> None:
         assert not all(r.passes(1.2) for r in rows if r.length == top)
 
 
-def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
+def test_the_gate_loads_what_we_write(tmp_path):
     policy = pytest.importorskip("nsa_kernels.gate.policy")
     decision = decide(tmp_path, Made())
     never = replace(decision, gpu="NVIDIA L4", min_length=None)
@@ -156,52 +149,32 @@ def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
     assert policy.Policy.from_thresholds(path).min_len is None
 
 
-A_RECORD = {
-    "run_id": "r",
-    "case_id": "c",
-    "op": "selection_rows",
-    "implementation": "mine",
-    "role": "candidate",
-    "direction": "forward",
-    "device": "cuda",
-    "length": 64,
-    "distribution": "dense",
-    "status": "ok",
-    "caught": "caught",
-    "gpu_name": "NVIDIA H200",
-    "torch": "2.11.0",
-    "triton": "3.6.0",
-    "cuda": "13.0",
-    "dtype": "bfloat16",
-}
-
-
-def records_of(op: str, lengths: dict[int, float], controls: bool = True) -> list[Record]:
-    """Through records, as a run gives them; `lengths` to the lower end of the speed-up."""
+def records_of(op, lengths, controls=True):
+    """Return records by length, with the lower end of their speed-up; controls are caught."""
     return [
         with_comparison(
-            Record.from_row(
-                {**A_RECORD, "case_id": f"{op} {length}", "op": op, "role": role, "length": length}
+            record(
+                "mine", role, case_id=f"{op} {length}", op=op, length=length, caught=Catch.CAUGHT
             ),
             verdict=Verdict.FASTER,
             lo=lo,
         )
         for length, lo in lengths.items()
-        for role in ("candidate", *(["control"] if controls else []))
+        for role in (Role.CANDIDATE, *([Role.CONTROL] if controls else []))
     ]
 
 
 @pytest.mark.parametrize(
     ("op", "axis"), [("sliding_window", "T"), ("compressed", "T"), ("decode_step", "S")]
 )
-def test_a_length_that_is_not_selected_sets_no_gate(op: str, axis: str) -> None:
+def test_a_length_that_is_not_selected_sets_no_gate(op, axis):
     """Or a compressed branch that wins from T = 32 on would switch the selection kernel on."""
     [decision] = decide_run(records_of(op, {32: 3.0, 64: 3.0}))
     assert (decision.min_length, decision.axis) == (32, axis)
     assert as_data([decision])["runtime"]["sel_triton_min_L"] is None
 
 
-def test_a_gate_takes_the_lengths_of_each_regime(tmp_path: Path) -> None:
+def test_a_gate_takes_the_lengths_of_each_regime(tmp_path):
     policy = pytest.importorskip("nsa_kernels.gate.policy")
     made = Made(ratio=lambda _: 2.0, queue_ratio=lambda n: 0.3 if n < 256 else 2.0)
     path = tmp_path / "thresholds.yaml"
@@ -211,7 +184,7 @@ def test_a_gate_takes_the_lengths_of_each_regime(tmp_path: Path) -> None:
     assert (loaded.min_len, loaded.by_regime) == ({"NVIDIA H200": 64}, lengths)
 
 
-def test_a_backward_has_no_say(tmp_path: Path) -> None:
+def test_a_backward_has_no_say(tmp_path):
     records = read_records(make_run(tmp_path / "run"))
     backward = [replace(record, direction=Direction.BACKWARD) for record in records]
     slow = [with_comparison(record, verdict=Verdict.SLOWER, lo=0.5) for record in backward]
@@ -219,21 +192,19 @@ def test_a_backward_has_no_say(tmp_path: Path) -> None:
     assert decision.min_length == 256
 
 
-def test_records_without_a_column_decide_nothing(tmp_path: Path) -> None:
+def test_records_without_a_column_decide_nothing(tmp_path):
     path = make_run(tmp_path / "run") / "records.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["direction"]), path)
     with pytest.raises(UsageError, match="holds a row that has no direction"):
         read_run(path.parent)
 
 
-def declining(at: int | None) -> Callable[[int], Status]:
+def declining(at):
     return lambda length: Status.UNSUPPORTED if length == at else Status.OK
 
 
 @pytest.mark.parametrize(("at", "length"), [(64, 128), (128, 256), (256, None), (512, None)])
-def test_a_length_that_is_declined_ends_the_walk(
-    tmp_path: Path, at: int, length: int | None
-) -> None:
+def test_a_length_that_is_declined_ends_the_walk(tmp_path, at, length):
     """A kernel that declines where it would lose is not worth using from below there."""
     decision = decide(tmp_path, Made(ratio=lambda _: 2.0, status=declining(at)))
     assert decision.min_length == length
@@ -245,7 +216,7 @@ def test_a_length_that_is_declined_ends_the_walk(
         assert "is unsupported (as the test wants it)" in decision.reasons[0]
 
 
-def test_a_series_that_is_declined_as_a_whole_does_not_count(tmp_path: Path) -> None:
+def test_a_series_that_is_declined_as_a_whole_does_not_count(tmp_path):
     records, plan = read_run(make_run(tmp_path / "run"))
     declined = [
         replace(r, case_id=f"b{r.case_id}", dtype=DType.FLOAT32, status=Status.UNSUPPORTED)
@@ -262,7 +233,7 @@ def test_a_series_that_is_declined_as_a_whole_does_not_count(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("caught", "why"), [("caught", ""), ("declined", "none was caught"), (None, "none ran")]
 )
-def test_an_op_needs_a_control_of_its_own_that_was_caught(caught: str | None, why: str) -> None:
+def test_an_op_needs_a_control_of_its_own_that_was_caught(caught, why):
     mine = records_of("selection_rows", {64: 1.5, 128: 1.5})
     other = records_of("sliding_window", {64: 1.5, 128: 1.5}, controls=caught is not None)
     other = [replace(r, caught=Catch(caught)) if caught else r for r in other]
@@ -275,7 +246,7 @@ def test_an_op_needs_a_control_of_its_own_that_was_caught(caught: str | None, wh
     assert not set(objections) & set(decisions["selection_rows"].reasons)
 
 
-def test_a_threshold_for_one_shape_needs_no_other_shapes(tmp_path: Path) -> None:
+def test_a_threshold_for_one_shape_needs_no_other_shapes(tmp_path):
     folder = make_run(tmp_path / "run")
     one = ["--where", "H=8 and D=128"]
     done = CliRunner().invoke(command, [str(folder), *one])
@@ -289,7 +260,7 @@ def test_a_threshold_for_one_shape_needs_no_other_shapes(tmp_path: Path) -> None
     assert isinstance(done.exception, UsageError)
 
 
-def test_a_run_of_one_shape_says_so(tmp_path: Path) -> None:
+def test_a_run_of_one_shape_says_so(tmp_path):
     made = Made(shapes=((256, 8, 128),))
     pinned = {"where": ("H=8", "D=128")}
     narrow = make_run(tmp_path / "a", made, change=lambda p: p.model_copy(update=pinned))
