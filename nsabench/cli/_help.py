@@ -14,7 +14,7 @@ SECTIONS = {
         "check": "Check one kernel for correctness and speed",
         "plan": "Show the cases of a plan without measuring",
         "profile": "Write a script that calls one implementation",
-        "preflight": "Compile kernels for other GPUs and Tritons",
+        "preflight": "Compile for other GPUs and Triton versions",
     },
     "Measure": {
         "all": "Check the machine, measure, decide and report",

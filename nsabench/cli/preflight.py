@@ -47,13 +47,13 @@ from nsabench.preflight.launch import CompiledLaunch
 def command(
     arch: tuple[str, ...], triton: tuple[str, ...], out: Path, as_json: bool, **given: Any
 ) -> int:
-    """Compile kernels for other GPUs and Tritons.
+    """Compile for other GPUs and Triton versions.
 
     No GPU is needed. Candidates are called on the cases of the matrices (default: all that ship) as
     if a GPU of each architecture were there. Their launches, with every autotune configuration, are
     compiled to a cubin, and not run. With --kernels, only candidates of that file are called.
 
-    Exits with 1 if something fails. If a Triton does not support an architecture, the result is
+    Exits with 1 if something fails. If a version of Triton does not support an architecture, the result is
     `unsupported`. After an interrupt, the next preflight reuses what is in the cache.
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py

@@ -78,11 +78,12 @@ class Standing:
     @property
     def speed(self) -> list[str]:
         if not self.right:
-            return ["not timed"] if self.ran else []
+            return ["not timed, since it is not right"] if self.ran else []
         if all(r.median_ms is None for r in self.right):
             return ["not timed (CPU)" if self.right[0].device == "cpu" else "not timed"]
-        parts = [self._describe_speed(regime) for regime in self.verdicts]
-        return [*parts, *self._list_provisos()] if parts else ["no verdict"]
+        shown = [x for x in self.verdicts if self.right[0].device != "cpu" or self.list_ratios(x)]
+        parts = [self._describe_speed(regime) for regime in shown]
+        return [*parts, *self._list_provisos()] if parts or self.verdicts else ["no verdict"]
 
     def _describe_speed(self, regime: Regime) -> str:
         verdicts, compared = self.verdicts[regime], self.list_ratios(regime)

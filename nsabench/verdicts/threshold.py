@@ -68,7 +68,7 @@ class Decision:
             bear = f" ({self.caution})" if self.caution else ""
             return f"worth using from {self.axis} = {self.min_length}{only}{bear}"
         if self.answer is ThresholdAnswer.NOT_DECIDED:
-            return "not decided from which length to use it"
+            return "not decided whether it is faster, and from which length"
         return "not worth using at any length" if self.answer is ThresholdAnswer.NO else self.answer
 
     @property
