@@ -18,7 +18,7 @@ from nsabench import conclusion
 from nsabench.cli.merge import command
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.archive.archive import Archive
-from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
+from nsabench.evidence.manifest import MANIFEST, seal, verify
 from nsabench.evidence.manifest.logs import plan_together
 from nsabench.evidence.manifest.statement import Trust, encode_key, read_envelope, signed
 from nsabench.fleet.merge import merge
@@ -34,6 +34,7 @@ from nsabench.signing.signer import KEY_FILE
 from nsabench.verdicts.results import CANARY, Results
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.threshold import decide_run
+from tests.evidence.manifest.test_tamper import resign
 from tests.runs import Made, make_run
 
 COUNT = 3
@@ -221,13 +222,14 @@ def test_a_shard_that_was_altered_or_is_not_trusted_is_refused(
         merged(shards, signer)
 
 
-@pytest.fixture
-def mixed(tmp_path: Path, signer: Signer) -> tuple[Path, Signer]:
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, signer: Signer) -> tuple[Path, Signer]:
     """Return a merged run of which an unknown key measured one shard, and that key."""
+    folder = tmp_path_factory.mktemp("mixed")
     unknown = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
-    made = [shard(tmp_path, unknown if i == 2 else signer, i) for i in range(1, COUNT + 1)]
-    merge(made, tmp_path / "whole", signer)
-    return tmp_path / "whole", unknown
+    made = [shard(folder, unknown if i == 2 else signer, i) for i in range(1, COUNT + 1)]
+    merge(made, folder / "whole", signer)
+    return folder / "whole", unknown
 
 
 def test_a_merged_run_is_trusted_as_far_as_its_least_shard(
@@ -387,14 +389,8 @@ def without_the_last(out: Path) -> None:
 def signed_by_another(shard: Path) -> None:
     """Sign the host's statement with the key of another signer."""
     other = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
-    statement, _ = signed(read_envelope(shard))
-    public_key = encode_key(public_der(other.key.public_key()))
-    by = statement.predicate.signer.model_copy(
-        update={"keyid": other.keyid, "public_key": public_key}
-    )
-    predicate = statement.predicate.model_copy(update={"signer": by})
-    content = statement.model_copy(update={"predicate": predicate}).to_json()
-    (shard / MANIFEST).write_bytes(dsse.sign(content, other.key).to_json())
+    own = {"keyid": other.keyid, "public_key": encode_key(public_der(other.key.public_key()))}
+    resign(shard, lambda s: s["predicate"]["signer"].update(own), other)
 
 
 def cut(log: Path, lines: slice) -> None:
