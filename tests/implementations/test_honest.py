@@ -102,4 +102,4 @@ def test_large_logits_hide_no_key_that_counts(dtype: DType) -> None:
     [finding] = parity.check_parity(
         [record("mine", Role.CANDIDATE, shape=shape.model_dump(), **fields)], DeviceLimits()
     )
-    assert "the row output[0, " in finding.sentence
+    assert "row output[0, " in finding.sentence
