@@ -8,20 +8,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from cases import same
+from nsa_kernels import nsa_attention
+from nsa_kernels.band import hopper_backward
+from nsa_kernels.band.backward import band_backward
+from nsa_kernels.band.forward import band_forward
+from nsa_kernels.band.geometry import Band
+from nsa_kernels.launch import replay
+from nsa_kernels.launch.gated import Gated
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("on_hopper"),
-]
-
-from cases import same  # noqa: E402
-from nsa_kernels import nsa_attention  # noqa: E402
-from nsa_kernels.band import hopper_backward  # noqa: E402
-from nsa_kernels.band.backward import band_backward  # noqa: E402
-from nsa_kernels.band.forward import band_forward  # noqa: E402
-from nsa_kernels.band.geometry import Band  # noqa: E402
-from nsa_kernels.launch import replay  # noqa: E402
-from nsa_kernels.launch.gated import Gated  # noqa: E402
+pytestmark = pytest.mark.usefixtures("on_hopper")
 
 D, SCALE = 128, 0.09
 DTYPES = [torch.bfloat16, torch.float16]

@@ -6,16 +6,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import captured, same
+from nsa_kernels import nsa_attention, sliding_window
+from nsa_kernels.band import hopper
+from nsa_kernels.band.geometry import Band
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("on_hopper"),
-]
-
-from cases import captured, same  # noqa: E402
-from nsa_kernels import nsa_attention, sliding_window  # noqa: E402
-from nsa_kernels.band import hopper  # noqa: E402
-from nsa_kernels.band.geometry import Band  # noqa: E402
+pytestmark = pytest.mark.usefixtures("on_hopper")
 
 SCALE = 0.09
 LENGTHS = (1, 63, 65, 128, 129, 300, 1024, 1040)

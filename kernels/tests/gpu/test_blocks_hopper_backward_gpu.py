@@ -8,21 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import nsa_kernels
 import pytest
 import torch
+from cases import TOLERANCE, captured, draw_blocks, exact_blocks, same
+from nsa_kernels.launch import replay
+from nsa_kernels.launch.gated import Gated
+from nsa_kernels.selection.blocks import backward, config, operators
+from nsa_kernels.selection.blocks.plan import build_plan
+from triton.runtime.jit import KernelInterface
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("on_hopper"),
-]
-
-import nsa_kernels  # noqa: E402
-from cases import TOLERANCE, captured, draw_blocks, exact_blocks, same  # noqa: E402
-from nsa_kernels.launch import replay  # noqa: E402
-from nsa_kernels.launch.gated import Gated  # noqa: E402
-from nsa_kernels.selection.blocks import backward, config, operators  # noqa: E402
-from nsa_kernels.selection.blocks.plan import build_plan  # noqa: E402
-from triton.runtime.jit import KernelInterface  # noqa: E402
+pytestmark = pytest.mark.usefixtures("on_hopper")
 
 Tensors = tuple[torch.Tensor, ...]
 Ways = Callable[[Callable[[], Tensors]], tuple[Tensors, Tensors]]

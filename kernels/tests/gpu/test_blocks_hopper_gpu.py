@@ -5,19 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import nsa_kernels
 import pytest
 import torch
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-import nsa_kernels  # noqa: E402
-from cases import TOLERANCE, captured, draw_blocks, same  # noqa: E402
-from nsa_kernels.attention import launches  # noqa: E402
-from nsa_kernels.launch import replay  # noqa: E402
-from nsa_kernels.launch.device import runs_gluon  # noqa: E402
-from nsa_kernels.selection.blocks import api, forward  # noqa: E402
-from nsa_kernels.selection.blocks.naive import naive_blocks  # noqa: E402
-from triton.runtime.jit import KernelInterface  # noqa: E402
+from cases import TOLERANCE, captured, draw_blocks, same
+from nsa_kernels.attention import launches
+from nsa_kernels.launch import replay
+from nsa_kernels.launch.device import runs_gluon
+from nsa_kernels.selection.blocks import api, forward
+from nsa_kernels.selection.blocks.naive import naive_blocks
+from triton.runtime.jit import KernelInterface
 
 Tensors = tuple[torch.Tensor, ...]
 Ways = Callable[[Callable[[], Tensors]], tuple[Tensors, Tensors]]

@@ -7,13 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import nsa_kernels
 import pytest
 import torch
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-import nsa_kernels  # noqa: E402
-from cases import (  # noqa: E402
+from cases import (
     DTYPES,
     agree,
     captured,
@@ -26,8 +23,8 @@ from cases import (  # noqa: E402
     results,
     same,
 )
-from nsa_kernels import Policy, cuda  # noqa: E402
-from nsa_kernels.selection.rows.naive import naive_rows  # noqa: E402
+from nsa_kernels import Policy, cuda
+from nsa_kernels.selection.rows.naive import naive_rows
 
 Tensors = tuple[torch.Tensor, ...]
 Call = tuple[Callable[..., Any], Tensors]

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytest.importorskip("cuda.core")
 
-from cases import captured, check, make, normal, random_spans  # noqa: E402
-from nsa_kernels import cuda  # noqa: E402
-from nsa_kernels.selection.ranges.naive import naive_ranges  # noqa: E402
-from nsa_kernels.selection.rows.naive import naive_rows  # noqa: E402
+from cases import captured, check, make, normal, random_spans
+from nsa_kernels import cuda
+from nsa_kernels.selection.ranges.naive import naive_ranges
+from nsa_kernels.selection.rows.naive import naive_rows
 
 HALVES = [torch.float16, torch.bfloat16]
 

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-from nsa_kernels.integrations.fla import parallel_nsa  # noqa: E402
+from nsa_kernels.integrations.fla import parallel_nsa
 
 T, SIZE = 600, 32
 

@@ -11,16 +11,13 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import conformance
+import nsa_kernels
 import pytest
 import torch
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-import conformance  # noqa: E402
-import nsa_kernels  # noqa: E402
-from cases import MAKERS, Case, gradients, make, packed, results  # noqa: E402
-from nsa_kernels.launch import replay  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
+from cases import MAKERS, Case, gradients, make, packed, results
+from nsa_kernels.launch import replay
+from triton.runtime.jit import JITFunction
 
 Call = Callable[[], Any]
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import captured, same
+from nsa_kernels import compressed_attention_with_scores, nsa_attention
+from nsa_kernels.band.forward import band_forward
+from nsa_kernels.band.geometry import Band
+from nsa_kernels.scoring import hopper
+from nsa_kernels.scoring.block_scores import block_scores
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("on_hopper"),
-]
-
-from cases import captured, same  # noqa: E402
-from nsa_kernels import compressed_attention_with_scores, nsa_attention  # noqa: E402
-from nsa_kernels.band.forward import band_forward  # noqa: E402
-from nsa_kernels.band.geometry import Band  # noqa: E402
-from nsa_kernels.scoring import hopper  # noqa: E402
-from nsa_kernels.scoring.block_scores import block_scores  # noqa: E402
+pytestmark = pytest.mark.usefixtures("on_hopper")
 
 SCALE, BAND = 128**-0.5, Band(32, 16, 0)
 LENGTHS = (32, 65, 300, 1984, 2049, 4033, 4096, 4111, 8192)
