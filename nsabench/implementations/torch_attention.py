@@ -64,7 +64,7 @@ def accepts(function: Any, *names: str) -> bool:
 
 
 def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Keep the newest `most` results. Keep none of a capture, whose memory belongs to the graph."""
+    """Keep the newest `most` results, but none of a capture: its memory belongs to the graph."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         memory: dict[tuple[Hashable, ...], T] = {}
@@ -102,7 +102,7 @@ def get_cu_seqlens(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def sequence_starts(tokens: int, packing: tuple[Tensor, ...], device: torch.device) -> Tensor:
-    """Return the first token of each token's sequence, int64 [T]. packing: cu_seqlens, or empty."""
+    """Return where the sequence of each token begins, int64 [T]. packing: cu_seqlens, or empty."""
     if not packing:
         return torch.zeros(tokens, dtype=torch.int64, device=device)
     [cu_seqlens] = packing
@@ -136,7 +136,7 @@ def aten_flash(
 ) -> Tensor:
     """Run the FlashAttention that torch bundles: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
-    window: how many keys a query sees; 0: all. causal: the last query sees all keys.
+    A query sees `window` keys, or all if it is 0. A `causal` mask lets the last query see all keys.
     """
     check_flash(q, v)
     if k.numel() == 0:
@@ -182,7 +182,7 @@ def flex() -> tuple[Any, ModuleType]:
         from torch.nn.attention import flex_attention as module
     except ImportError as error:
         raise Unsupported(f"torch {torch.__version__} has no flex_attention") from error
-    # fullgraph: code that cannot be compiled fails and is never timed uncompiled.
+    # With `fullgraph`, code that cannot be compiled fails, and is never timed uncompiled.
     return torch.compile(module.flex_attention, dynamic=False, fullgraph=True), module
 
 
@@ -213,7 +213,7 @@ def block_mask(
 ) -> Any:
     """Return the BlockMask that attends in `tiles` only, to the keys that `mask_mod` allows.
 
-    tiles: bool [B,H,query tiles,key tiles]. backward: also build what only a backward pass reads.
+    `tiles` is bool [B,H,query tiles,key tiles]. `backward`: whether a backward pass will read it.
     """
     make = flex()[1].BlockMask.from_kv_blocks
     if not accepts(make, "seq_lengths"):

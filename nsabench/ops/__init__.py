@@ -104,7 +104,7 @@ def sizes(case: Case) -> Shape:
 
 
 def computed(case: Case, name: str) -> Case:
-    """Return the case for the op `name`, if that is not empty. Raises `UsageError` without one."""
+    """Return the case for the op `name`, or `case` if that is empty. `UsageError` if impossible."""
     if not name:
         return case
     op = get(name)
@@ -162,7 +162,7 @@ def computed_work(case: Case, name: str) -> Work:
 
 
 def refuse_unanswered(case: Case) -> None:
-    """Raise `UsageError` if an op that does not ship fails in a method that reports need."""
+    """Raise `UsageError` if `length`, `terms` or `work` fails in an op that does not ship."""
     op = get(case.op)
     if op.name in shipped():
         return

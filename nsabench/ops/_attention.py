@@ -76,7 +76,7 @@ class AttentionOp(Op):
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     gates: ClassVar[int] = 0  # how many gates a query head has
-    # Cases with these distributions have the probes of the first distribution of the op.
+    # Cases with these distributions get the probes of the op's first distribution.
     unprobed: ClassVar[tuple[str, ...]] = (*VALUES, "all_empty")
 
     def probes(self, case: Case) -> Mapping[str, Probe]:
@@ -198,7 +198,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None = 
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, scale: float, index: Tensor, keep: Tensor) -> Tensor:
-    """Compute the attention of q [n,h,D] to keys of its own, k[index], index and keep [n,L]."""
+    """Attend from each query of q [n,h,D] to the keys k[index] that it keeps; both are [n,L]."""
     index = index.masked_fill(~keep, 0)
     k, v = (x.index_select(0, index.flatten()).unflatten(0, index.shape) for x in (k, v))
     return attend(q, k, v, scale, keep.unsqueeze(1))

@@ -4,7 +4,7 @@ A query sees the blocks 0 to n-1 and selects S of them, or all if n <= S. It alw
 first block and the last two, as NSA does (arXiv 2502.11089, section 4.1). The distribution chooses
 the others:
 
-- random, repeated, empty_rows, packed and the distributions of values: evenly.
+- random, repeated, empty_rows, packed and the distributions of values: all with equal chances.
 - local: the queries of one block agree in seven of eight choices.
 - dense: all blocks, so S must be large enough.
 - recorded: what layers of a trained model chose on text that was new to them.
@@ -39,7 +39,7 @@ Ints = NDArray[np.int32]
 
 
 def bound_sequences(distribution: str, tokens: int, seed: int) -> Ints:
-    """Return where sequences begin, and the end of the last. There are five if packed, else one."""
+    """Return where the sequences (five if packed, else one) begin, and where the last one ends."""
     lengths = np.array([tokens])
     if distribution == "packed" and tokens >= 16:
         most = [tokens // 2 + 1, tokens // 4 - 1, tokens // 8, 1]
@@ -88,7 +88,7 @@ def _draw_distinct(others: Ints, count: int, rng: np.random.Generator) -> Ints:
     rows = len(others)
     selection = np.full((rows, count), -1, dtype=np.int32)
     for j in range(count):
-        # Floyd's sample: one of the first m, and if it is taken already, the m-th.
+        # Floyd's algorithm: draw one of the first m blocks. If it is taken, take the m-th.
         m = np.maximum(others - count + j + 1, 1)
         pick = (rng.random(rows) * m).astype(np.int32) + 1
         pick = np.where((selection[:, :j] == pick[:, None]).any(1), m, pick)
@@ -136,7 +136,7 @@ def count_keys(
 
 @dataclass(frozen=True)
 class Recording:
-    """chosen: bits [heads, tokens, bytes], set for the blocks of a token that are not forced."""
+    """`chosen` [heads, tokens, bytes] has a bit for each chosen block, except forced ones."""
 
     block: int
     slots: int
@@ -170,7 +170,7 @@ def refuse_unrecorded(slots: int, block: int, tokens: int) -> None:
 
 
 def _repeat_recording(batches: int, tokens: int, heads: int, first: int) -> Ints:
-    """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all."""
+    """Return blocks [batches * tokens * heads, slots - 3], or zeros if a query selects all."""
     recording = read_recording()  # its heads are reused cyclically, from number `first`
     free, some = recording.slots - FORCED, slice(recording.slots * recording.block, tokens)
     chosen = np.zeros((batches, heads, tokens, free), dtype=np.int32)

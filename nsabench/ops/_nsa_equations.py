@@ -12,9 +12,9 @@ from nsabench.ops._op import Shape, Size
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOCAL = 2  # the query's own block and the one before; these and the first are always selected
-# Two scores are distinct if they differ by more than this share. It is twice the largest error of
-# scores on drawn inputs, which is 2.8e-3 in bfloat16 and 3.7e-4 in float16.
+LOCAL = 2  # how many of the last blocks are always selected, besides the first block
+# Two scores are distinct if they differ by more than this share. The share is twice the largest
+# error of scores on drawn inputs, which is 2.8e-3 in bfloat16 and 3.7e-4 in float16.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
 OF_ONE_KEY = 2  # the share is twice as large if a block is one compressed key
 LEAST_SCORE = 1e-30  # a smaller score may be zero in float32
@@ -28,7 +28,7 @@ class CompressionSizes(Shape):
 
 
 class SelectionSizes(Shape):
-    """`n_selected` blocks of `block_size` tokens."""
+    """A query selects `n_selected` blocks of `block_size` tokens."""
 
     block_size: Size = 64
     n_selected: Size = 16
@@ -41,7 +41,7 @@ class SelectionSizes(Shape):
 
 
 class NsaSizes(SelectionSizes, CompressionSizes):
-    """`window` keys."""
+    """A query also sees the last `window` keys."""
 
     window: Size = 512
 
@@ -53,7 +53,7 @@ class NsaSizes(SelectionSizes, CompressionSizes):
 
 
 def means(x: Tensor, block: int, stride: int) -> Tensor:
-    """Compute the mean of each `block` tokens, one every `stride`: [L,D] -> float64 [Nc,D]."""
+    """Compute means of `block` tokens, which begin `stride` apart: [L,D] -> float64 [Nc,D]."""
     if x.shape[0] < block:
         return x[:0].double()
     return x.double().unfold(0, block, stride).mean(-1)

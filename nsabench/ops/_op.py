@@ -23,7 +23,7 @@ Size = Annotated[int, Field(gt=0, le=1 << 24)]
 
 
 class Shape(BaseModel):
-    """The sizes of a case. Each op subclasses it; its fields are the axes a matrix may name."""
+    """The sizes of a case. Each op has a subclass, whose fields are the axes a matrix may name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -147,7 +147,7 @@ class Op(ABC):
         return Work(backward.bytes_min, forward.flops + backward.flops)
 
     def differentiable_elements(self, shape: Any) -> int:
-        """Return the elements of all `differentiable` arguments. A backward requires it."""
+        """Return how many elements all `differentiable` arguments have. Required for a backward."""
         raise NotImplementedError
 
     @abstractmethod

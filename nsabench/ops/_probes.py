@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SMALL = {"N": 3, "B": 2, "S": 3, "S_kv": 130, "n_spans": 2, "n_selected": 16}
 ABOVE_A_TILE, BELOW_A_TILE = 65, 63
 OTHER_SCALE = 3.0  # multiple of the default scale
-# exp(110) overflows float32. This is added to the logits of all keys, so it costs no precision.
+# exp(110) overflows float32. The logits of all keys grow by this number, so no precision is lost.
 COMMON_LOGIT = 110.0
 ALIGNMENT = 16  # bytes
 OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000
@@ -40,11 +40,11 @@ def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
     }
     if "empty_rows" in op.distributions:
         wanted["an empty selection"] = BELOW_A_TILE, "empty_rows", _keep
-    # Last, since an unaligned load ends the CUDA context. On an H200, torch's attention with cuDNN
-    # also ends it if the inputs are aligned to fewer bytes.
+    # This probe is last, since an unaligned load ends the CUDA context. On an H200, torch's
+    # attention with cuDNN also ends the context if the inputs are aligned to fewer bytes.
     wanted[f"inputs aligned to {ALIGNMENT} bytes"] = ABOVE_A_TILE, usual, _misalign
     small = {name: size for name, size in SMALL.items() if name in case.shape}
-    if usual == "packed":  # which allows only some batch sizes
+    if usual == "packed":  # packed sequences allow only some batch sizes
         small.pop("B", None)
     probes = {}
     for name, (length, distribution, change) in wanted.items():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKED = "packed"
-QUERIES_AT_A_TIME = 512  # of a band, with the keys that they see
+QUERIES_AT_A_TIME = 512  # how many queries a `BandedOp` computes at a time
 # With more tokens than this, an oracle computes a sample of the queries.
 MOST_COMPUTED = 4096
 SAMPLE = 256
@@ -47,7 +47,7 @@ CHECKED = by_device(
 
 
 class SequencesShape(HeadsShape):
-    """B sequences of T tokens (packed: of T in the mean)."""
+    """B sequences of T tokens. If they are packed, T is their mean length."""
 
     B: Size
     T: Size

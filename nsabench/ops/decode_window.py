@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WindowShape(CacheShape):
-    """`window` keys."""
+    """The token sees the last `window` keys."""
 
     window: Size = 512
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIZES = ("block", "stride", "block_size", "n_selected", "window")
-TRIES = 64  # to draw queries whose selection rounding does not decide
+TRIES = 64  # how often to draw queries again whose selection rounding would decide
 # Limits the float64 keys, values and weights of a chunk of queries to a quarter of a GiB.
 CHUNK_ELEMENTS = 1 << 25
-# Factors of a normal part that the keys of a stride, and the queries of a group, have in common. As
-# in a model, neighbours are alike, so that their mean represents them.
+# All keys of a stride, and all queries of a group, share a normal part times this factor. So, as in
+# a model, neighbours are alike, and their mean represents them.
 KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 

@@ -22,7 +22,7 @@ from nsabench.ops._block_choices import Ints
 from nsabench.ops._op import Inputs, Size, by_device
 from nsabench.ops._sequences import CHECKED, SequencesShape, sequence_ends
 
-# Keys and values that are gathered for some queries, in float64: a quarter of a GiB.
+# The most elements of keys and values that are gathered at a time: a quarter of a GiB in float64.
 CHUNK_ELEMENTS = 1 << 25
 
 
@@ -55,7 +55,7 @@ class SelectionBlocks(AttentionOp):
         return (shape.B, shape.T, shape.HQ), (shape.B, shape.T, shape.H)
 
     def count(self, shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
-        """Count as `AttentionOp` asks. A key that several queries select is read only once."""
+        """Count what `AttentionOp` asks for. A key that several queries select is read once."""
         cu_seqlens, position = _place_tokens(shape, distribution, seed)
         selected, touched = _block_choices.count_keys(
             distribution, position, shape.H, shape.S, shape.block_size
@@ -97,7 +97,7 @@ class SelectionBlocks(AttentionOp):
 
 
 def _place_tokens(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:
-    """Return cu_seqlens, and the position of each token. `UsageError` if there is no such shape."""
+    """Return cu_seqlens and each token's position. Raises `UsageError` for an impossible shape."""
     cu_seqlens = _block_choices.bound_sequences(distribution, shape.T, seed)
     if len(cu_seqlens) > 2 and shape.B != 1:
         raise UsageError(f"a packed batch is one row of tokens and B is {shape.B}", "give B 1.")

@@ -34,7 +34,7 @@ from nsabench.ops._op import Inputs, Size, by_device
 ORACLE_CHUNK_ELEMENTS = 1 << 24
 # Spans are drawn on the host, and counted in the supervisor: some GB at most.
 MOST_SPANS = 1 << 26
-BEYOND = 7  # keys that a span out of bounds reaches beyond the first or the last
+BEYOND = 7  # how many keys before the first, or after the last, a span out of bounds reaches
 
 
 class RangesShape(AttentionShape):
@@ -91,7 +91,7 @@ class SelectionRanges(AttentionOp):
         return (shape.B, shape.S, shape.G, shape.H), (shape.B, shape.G, shape.S_kv)
 
     def count(self, shape: RangesShape, distribution: str, seed: int) -> tuple[int, int, int]:
-        """Count as `AttentionOp` asks. A key that several queries select is read only once."""
+        """Count what `AttentionOp` asks for. A key that several queries select is read once."""
         spans = _draw_spans(shape, distribution, seed)
         selected = int(_count_union(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
         touched = sum(

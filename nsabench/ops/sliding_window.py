@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SlidingShape(SequencesShape):
-    """`window` keys a query."""
+    """A query sees the last `window` keys."""
 
     window: Size
 

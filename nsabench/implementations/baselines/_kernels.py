@@ -2,9 +2,9 @@
 
 The heads of a group are the rows of a tile, padded to 16. All tensors are contiguous.
 
-query_major: q [N,HQ,D], k [N,H,D], v [N,H,DV] hold all sequences. rows int32 [N,H,S]: the selected
-  blocks, or -1. Blocks are counted from begin int32 [N], the first token of the query's sequence.
-split_keys: q [R,H,D], k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2]. R is B*S*G.
+In query_major, q [N,HQ,D], k [N,H,D], v [N,H,DV] hold all sequences. rows int32 [N,H,S] has the
+selected blocks, or -1. They are counted from begin int32 [N], where the query's sequence begins.
+In split_keys, q is [R,H,D], k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2]. R is B*S*G.
 """
 
 from __future__ import annotations
@@ -165,9 +165,9 @@ def key_gradient_kernel(
 ):
     """Add to a block's dk and dv, in float32, the terms of up to PIECE queries that chose it.
 
-    owner[program] is block * H + head, or `blocks * H` if the program has no work. The queries of
-    an owner begin at bounds[owner] in `queries`; the program takes piece number piece[program] of
-    them. first[block] is the first token of a block.
+    owner[program] is block * H + head, or `blocks * H` if the program has no work. The queries that
+    chose this block and head begin at bounds[owner] in `queries`. The program takes PIECE of these
+    queries, from number piece[program] * PIECE. first[block] is the first token of a block.
     """
     program = tl.program_id(0)
     owner = tl.load(owner_ptr + program)
@@ -211,7 +211,7 @@ def key_gradient_kernel(
 
 @triton.jit
 def _is_new(at, i, starts, ends, order):
-    """Return which keys are in no span before the i-th: a key of several spans counts once."""
+    """Return which keys are in no span before span i, so that each key counts once."""
     earlier = (order < i)[None, :] & (at[:, None] >= starts[None, :])
     earlier = earlier & (at[:, None] < ends[None, :])
     return tl.sum(earlier.to(tl.int32), 1) == 0

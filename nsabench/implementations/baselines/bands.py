@@ -18,7 +18,7 @@ from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import F, Packing, baseline
 from nsabench.implementations.torch_attention import FlashAttention
 
-MOST_SCORES = 1 << 31  # of all heads: torch's backend `math` keeps them all in memory
+MOST_SCORES = 1 << 31  # the most scores, over all heads, since torch's `math` stores all of them
 
 
 def dense_attention(name: str, **declared: Any) -> Callable[[F], F]:
@@ -84,7 +84,7 @@ def _band_sizes(options: dict[str, Any]) -> tuple[int, int, int]:
 def _mask(
     packing: tuple[Tensor, ...], t: int, keys: int, device: torch.device, *band: int
 ) -> Tensor:
-    """Return which keys each query sees, bool [T,keys]. band: what `_band_sizes` returns."""
+    """Return which keys each query sees, bool [T,keys]. `band` is what `_band_sizes` returns."""
     window, block, stride = band
     key = torch.arange(keys, dtype=torch.int32, device=device)
     position = torch.arange(t, dtype=torch.int32, device=device)
@@ -96,7 +96,7 @@ def _mask(
     if stride:
         complete = (position - start + (1 + stride - block)) // stride
         behind = first + complete.clamp_(min=0)
-        if packing:  # in the control `incomplete_key`, stay within the sequence
+        if packing:  # the control `incomplete_key` would otherwise leave the query's sequence
             behind = torch.minimum(behind, packing[-1][1:][own])
     elif window:
         first = torch.maximum(first, position - (window - 1))

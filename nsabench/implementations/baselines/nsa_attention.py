@@ -14,9 +14,9 @@ from nsabench import Unsupported
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.torch_attention import wants_grad
 
-LOCAL = 2  # the query's own block and the one before it, which are always selected
+LOCAL = 2  # how many of the last blocks are always selected: the query's own, and one before it
 QUERIES = 128
-# Cases that would gather more elements are refused. A backward keeps them all: its limit is lower.
+# A case that would gather more elements is refused. A backward keeps them, so its limit is lower.
 MOST_GATHERED, MOST_KEPT = 1 << 34, 1 << 33
 
 
@@ -37,7 +37,7 @@ def block_scores(weights: Tensor, blocks: int, block: int, stride: int, size: in
     scores = weights.new_zeros(*weights.shape[:2], blocks + 1)
     key = torch.arange(weights.shape[2], device=weights.device)
     for place in range(block // stride):
-        # Keys that reach past the last block are added to an extra one, which is dropped.
+        # Keys that reach past the last block are added to an extra block, which is dropped.
         scores.index_add_(2, ((key + place) * stride // size).clamp(max=blocks), weights)
     return scores[..., :blocks]
 

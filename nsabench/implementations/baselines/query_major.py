@@ -15,7 +15,7 @@ from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.selection_blocks import each_once
 from nsabench.implementations.torch_attention import is_power_of_two, sequence_starts
 
-PIECE = 512  # the most queries of a block for one program: all queries select the first block
+PIECE = 512  # the most queries that one program takes, since all queries select the first block
 TILE = 64  # rows of a tile: each query has a row for each head of the group
 
 
@@ -87,7 +87,7 @@ def _constants(q: Tensor, k: Tensor, v: Tensor, size: int) -> dict[str, int]:
 
 def _invert_selection(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any, ...]:
     """List the queries that chose each block and head, as `key_gradient_kernel` reads them."""
-    # base: the number of a sequence's first block. Earlier sequences may end in a partial block.
+    # `base` is the number of a sequence's first block. Earlier sequences may end in partial blocks.
     tokens, heads, slots = rows.shape
     device = rows.device
     sequence = torch.searchsorted(ends, torch.arange(tokens, device=device), right=True)
@@ -102,7 +102,7 @@ def _invert_selection(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> t
     bounds = torch.searchsorted(ordered, torch.arange(blocks * heads + 1, device=device))
     pieces = (bounds.diff() + PIECE - 1) // PIECE
     last = pieces.cumsum(0)
-    # The host does not know how many programs have work, so launch the most that there can be.
+    # The host does not know how many programs have work, so launch as many as may be needed.
     program = torch.arange(owner.numel() // PIECE + blocks * heads, device=device)
     of_program = torch.searchsorted(last, program, right=True)
     piece = program - torch.cat([last.new_zeros(1), last])[of_program]

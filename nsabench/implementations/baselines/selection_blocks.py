@@ -16,8 +16,8 @@ from nsabench.implementations.baselines.selection_ranges import gather_rows
 from nsabench.implementations.torch_attention import TILE, sequence_starts, wants_grad
 
 MAX_MASK_ELEMENTS = 1 << 29
-GATHERED_BYTES = 2 << 30  # K and V gathered at a time
-MAX_SAVED_BYTES = 32 << 30  # gathered K and V kept for a backward
+GATHERED_BYTES = 2 << 30  # bytes of K and V that are gathered at a time
+MAX_SAVED_BYTES = 32 << 30  # the most bytes of gathered K and V that are kept for a backward
 
 _baseline = partial(baseline, "selection_blocks")
 

@@ -44,16 +44,16 @@ def make_disjoint(ranges: Tensor, s_kv: int) -> Spans:
 
 
 def first_keys(q: Tensor, s_kv: int) -> Tensor:
-    """Return the first key of each row [B*S*G] in K viewed as [B*G*S_kv, D]."""
+    """Return where the keys of each row [B*S*G] begin, if K is viewed as [B*G*S_kv, D]."""
     b, s, g = q.shape[:3]
     base = torch.arange(b * g, device=q.device).view(b, 1, g) * s_kv
     return base.expand(b, s, g).reshape(-1)
 
 
 def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Return for each row of the packed copy its key, int64 [room], and whether it has one."""
+    """Return the key of each row of the packed copy, int64 [room], and whether the row has one."""
     start, before = spans
-    # The keys of a span are consecutive in K and in the copy, so one shift leads to all of them.
+    # The keys of a span are consecutive in K and in the copy, so all are shifted by one number.
     length = before.diff(dim=1).flatten()
     ends = length.cumsum(0)
     shift = (start + first_keys.unsqueeze(1)).flatten() - (ends - length)
@@ -64,7 +64,7 @@ def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, T
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    # Otherwise the backward of `index_select` sums gradients in 16 bits.
+    # Gather in float32, since the backward of `index_select` would sum gradients in 16 bits.
     if wants_grad(x) and x.dtype != torch.float32:
         return x.float().index_select(0, index).to(x.dtype)
     return x.index_select(0, index)
@@ -116,8 +116,8 @@ def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any)
 def _flash(groups: bool, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
     """Gather the selected keys of all rows, and run the FlashAttention-2 that torch bundles.
 
-    groups: a row is one query of h heads, so that FlashAttention splits the keys of long rows.
-    Otherwise it is h queries of one head.
+    If `groups`, a row is one query of h heads, so that FlashAttention splits the keys of long rows.
+    Otherwise, a row is h queries of one head.
     """
     b, s, g, h, d = q.shape
     form = (1, h) if groups else (h, 1)

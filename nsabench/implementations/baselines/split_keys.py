@@ -16,7 +16,7 @@ from nsabench.implementations.baselines.query_major import kernels, tile_size
 MOST_SPLITS = 32
 PROGRAMS_AN_SM = 2
 TILES = (16, 64)  # the fewest and the most keys of a tile
-MOST_SPANS = 256  # a program compares all spans, to count a key of several spans once
+MOST_SPANS = 256  # the most spans of a row; a program compares all, so that each key counts once
 
 
 @cache
@@ -45,8 +45,8 @@ def attend(
 ) -> Tensor:
     """Attend from q [B,S,G,h,D] to the spans `ranges` int32 [B,S,G,n,2] of k, v [B,G,keys,...].
 
-    selected: about how many keys a query selects. disjoint: whether spans of a query never overlap.
-    splits: how many programs share a row; 0: as many as suit the device.
+    A query selects about `selected` keys. `disjoint` says whether its spans never overlap. `splits`
+    programs share a row; if it is 0, as many as suit the device.
     """
     b, s, g, h, d = q.shape
     n, dv, rows = ranges.shape[3], v.shape[3], b * s * g

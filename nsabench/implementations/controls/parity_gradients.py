@@ -48,7 +48,7 @@ def zero_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity", directions=("backward", "step"))
 def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Its first gradient is always the one that it computed in its first call with this shape."""
+    """Returns for its first input always the gradient from its first call with this shape."""
     first = tensors[0]
     key = (honest, first.shape, first.dtype, first.device)
     return _spoil_gradients(honest, tensors, options, lambda d: _remembered.setdefault(key, d))
@@ -61,7 +61,7 @@ def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tens
 
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Sets the last nonzero row of its last gradient to zero, which a causal mask makes small."""
+    """Zeroes the last nonzero row of its last input's gradient. Causal masks make it small."""
     name = honest.op.differentiable[-1]
 
     def lost(gradient: Tensor) -> Tensor:

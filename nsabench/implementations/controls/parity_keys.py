@@ -15,7 +15,7 @@ from nsabench.registry import Honest, control
 Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
 
 NSA = ("nsa_attention", "nsa_without_window")
-GATES = 3  # position of the gates among the arguments of NSA
+GATES = 3  # the index of the gates among the arguments of NSA
 
 
 def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:

@@ -23,7 +23,7 @@ from nsabench.implementations.controls._shared import (
 from nsabench.registry import Honest, control
 
 FIRST_KEYS = 64
-MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
+MAX_REMEMBERED = 8  # the most outputs that a control keeps; more could fill the device
 HONEST_CALLS = 4
 # About 1 ms, so that the output is written after its check. On a busy host, 0.1 ms was too short.
 LATE_CYCLES = 2_000_000
@@ -40,7 +40,7 @@ def zero_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right except for one NaN, which a mean that skips NaN misses."""
+    """Is right except for one NaN. A mean that skips NaN misses it."""
     out = honest(*tensors, **options)
     out[(-1,) * out.dim()] = float("nan")
     return out
@@ -48,14 +48,14 @@ def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def relative_error(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Off by four times the rounding error. An absolute tolerance misses that in small outputs."""
+    """Is off by four times the rounding error, which an absolute tolerance may allow."""
     out = right_output(honest, tensors, options)
     return (out.float() * (1 + overlooked_error(tensors))).to(out.dtype)
 
 
 @control(caught_by="parity")
 def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right except for its last row, which is zero. A mean over rows misses that."""
+    """Is right except for its last row, which is zero. A mean over rows misses the error."""
     out = right_output(honest, tensors, options)
     row = (-1,) * (out.dim() - 1)
     if not is_captured(out) and not bool(out[row].any()):
@@ -68,7 +68,7 @@ def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 def sdpa_causal_one_query(
     honest: Honest, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float
 ) -> Tensor:
-    """Applies a causal mask aligned top left to one query, which leaves only key 0."""
+    """Aligns a causal mask at the top left. A single query then sees only key 0."""
     if k.shape[1] == 1:
         raise Unsupported("with one key, key 0 is all keys")
     keys, values = (x.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for x in (k, v))
@@ -85,7 +85,7 @@ def first_64_keys(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: An
 
 @control(caught_by="parity")
 def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns the output of an earlier call for equal addresses, even if the values changed."""
+    """Returns the output of an earlier call if addresses are equal, even if values have changed."""
     key = (honest, *((t.data_ptr(), t.shape, t.dtype) for t in tensors))
     if key not in _by_address:
         if len(_by_address) >= MAX_REMEMBERED:

@@ -27,22 +27,22 @@ READ = LeastWork(bytes_min=125_000_000)
 # byte, computing takes over twice as long on any device.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
 # A call that waits for the device takes 30 µs. On a slow host it takes 250 µs, and then only calls
-# in a burst are faster than is possible.
+# made back to back are faster than is possible.
 PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
-# With autograd, such a call took 940 µs on a slow host (H200, 64 query heads, 4 KV heads, T 4096).
+# With autograd, a waiting call took 940 µs on a slow host (H200, 64 query, 4 KV heads, T 4096).
 PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)
-MOST_BYTES = 512 << 20  # size of one stored result
+MOST_BYTES = 512 << 20  # the most bytes of one stored result
 LEARNING_CALLS = 64  # the most calls whose first values are still being copied to the host
 NOT_YET = -1  # no first values are this number
 SMALL_OUTPUT = 8  # the output must be this many times smaller than what is read
 
 M = TypeVar("M")
-Number = int  # the first values of a set's first tensor, which identify the set of inputs
+Number = int  # made of the first values of the first input; it identifies a set of inputs
 
 _control = partial(control, caught_by="roofline", devices=("cuda",))
 _in_calls = partial(_control, modes=("stream",))
 
-_memories: dict[str, tuple[object, Any]] = {}  # for each control: its last case, and its results
+_memories: dict[str, tuple[object, Any]] = {}  # by control: its last case, and stored results
 
 
 def _get_memory(control: str, honest: Honest, tensors: Tensors, make: Callable[[], M]) -> M:
@@ -74,7 +74,7 @@ class _Answers:
     def prepare(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Copy all stored outputs to the device. Synchronises."""
         numbers = sorted(self.by_number)
-        # The last output is there twice, since a number above all others has the next place.
+        # The last output is stored twice: a number above all others selects the place after it.
         outputs = [self.by_number[n] for n in [*numbers, numbers[-1]]]
         self._sorted = torch.tensor(numbers, device=device), torch.stack(outputs)
         return self._sorted
@@ -87,8 +87,8 @@ class _Answers:
 class _Sets(_Answers):
     """Stores outputs for sets of inputs that the caller uses in a fixed order, again and again.
 
-    The host never waits. All sets are known once the first has followed the last, and the second
-    has followed the first. The first may also come in between, with other values.
+    The host never waits. All sets are known once the caller has begun again: after the last set
+    came the first and then the second. The first set alone may also come in between.
     """
 
     def __init__(self, is_cuda: bool) -> None:
@@ -96,10 +96,10 @@ class _Sets(_Answers):
         self._sets: list[Tensor] = []  # kept alive, so that no other tensor gets their addresses
         self._before = 0  # the address of the previous call's first tensor
         self._first_again = self._around = False
-        self._arrived = torch.full((LEARNING_CALLS,), NOT_YET)  # numbers, copied to the host
+        self._arrived = torch.full((LEARNING_CALLS,), NOT_YET)  # numbers are copied to it
         if is_cuda:
             self._arrived = self._arrived.pin_memory()
-        self._asked: dict[int, Tensor] = {}  # by place in `_arrived`, outputs of awaited numbers
+        self._asked: dict[int, Tensor] = {}  # outputs, by the places that await their numbers
 
     def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         self._walk(first)
@@ -157,10 +157,10 @@ def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> T
 class _Recorded(_Answers):
     def __init__(self) -> None:
         super().__init__()
-        self._addresses: set[int] = set()  # of the inputs of captured calls
+        self._addresses: set[int] = set()  # addresses of the inputs of captured calls
 
     def learn(self, number: Tensor, output: Tensor) -> None:
-        if self._addresses:  # a case makes no plain calls after its captures: this is a new case
+        if self._addresses:  # a new case: after captures, a case makes only captured calls
             self.__init__()  # type: ignore[misc]
         if int(number) not in self.by_number:  # the host waits, but nothing is timed yet
             self.by_number[int(number)] = output.clone()

@@ -21,9 +21,9 @@ LEAST_SLEEP_S = 2e-3
 # On a CPU, other implementations may lose 4 ms at the end of a time slice: sleep far longer.
 LEAST_SLEEP_ON_A_CPU_S = 2e-2
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
-# 5 times as long counts as slow (`baseline.SLOW`). For a long call, 10 times would take minutes.
+# 5 times as long is slow enough (`baseline.SLOW`). 10 times a long call could take minutes.
 LONG_FACTOR, LONG_S = 4.0, 0.1
-REPEATS = 16  # all but the first find inputs in L2, and may take a third of the time
+REPEATS = 16  # all calls except the first find inputs in L2, and may take a third of the time
 NEEDLESS_S = 200e-6
 LAUNCHES = 1000
 # Calls in a loop are a few µs apart; samples and checked calls are at least 100 µs apart.
@@ -80,7 +80,7 @@ def sleeping_backward(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 
 @control(caught_by="baseline", devices=("cuda",), wraps=True, modes=("graph",))
 def repeating_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right, but it computes its output 16 times, which costs time even in a graph."""
+    """Is right, but computes its output 16 times, which costs time even in a graph."""
     for _ in range(REPEATS - 1):
         honest(*tensors, **options)
     return honest(*tensors, **options)
@@ -125,12 +125,12 @@ class _Thread:
                 work()
 
 
-_thread = cache(_Thread)  # of this process; a forked process makes its own
+_thread = cache(_Thread)  # one thread for each process: a forked process makes its own
 
 
 @control(caught_by="burst", modes=("stream",))
 def hidden_in_a_thread(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Honest if called alone. In a loop, it returns unwritten memory and fills it afterwards."""
+    """Is honest if called alone. In a loop, it returns unwritten memory, and fills it later."""
     decline_in_a_graph(tensors[0])
     thread, first = _thread(), tensors[0]
     gap_s = _now() - thread.returned_s

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @cache
 def find_function(package: Package, where: str, *takes: str) -> Any:
-    """Return `MODULE:NAME`. Raises `Unsupported` if it, or a parameter of `takes`, is missing."""
+    """Return the function `where`. Raises `Unsupported` if it or a parameter is missing."""
     module, _, name = where.partition(":")
     item = _import_library(package, module)
     try:

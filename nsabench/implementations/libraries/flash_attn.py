@@ -1,4 +1,4 @@
-"""FlashAttention 2 and 4. Version 2 has no selection: its pages have at least 256 keys."""
+"""FlashAttention 2 and 4. Version 2 cannot select blocks: its pages have at least 256 keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def output_only(returned: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Flash:
-    """A FlashAttention package, with the call form of `torch_attention.aten_flash`."""
+    """A FlashAttention package, which is called like `torch_attention.aten_flash`."""
 
     package: Package
     module: str
@@ -67,7 +67,7 @@ class Flash:
     def cached(
         self, name: str, splits: int, q: Tensor, k: Tensor, v: Tensor, sm_scale: float
     ) -> Tensor:
-        """Attend from q [B,HQ,D] to a cache [B,H,S,D]. splits: parts of the keys; 0: automatic."""
+        """Attend from q [B,HQ,D] to a cache [B,H,S,D] in `splits` parts; 0: automatic."""
         kv = ("k_cache", "v_cache") if name == CACHED else ("k", "v")
         attend = self.find(name, "q", *kv, "softmax_scale", "num_splits")
         _torch.check_flash(q, v)

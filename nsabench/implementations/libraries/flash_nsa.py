@@ -22,8 +22,8 @@ COMPRESSED = "flash_nsa:compress_attn"
 CHOICE = "flash_nsa:slc_topk_indices"
 SELECTED = "flash_nsa:select_attn"
 SUM = "flash_nsa.ops.combine:fused_sigmoid_combine"
-FIRST, LOCAL = 1, 2  # blocks that every query selects
-LEAST_GATE = 2.0**-12  # a gate that was rounded to 0 or 1 has no logit
+FIRST, LOCAL = 1, 2  # how many first and how many last blocks every query selects
+LEAST_GATE = 2.0**-12  # gates are moved this far from 0 and from 1, which have no logit
 _function = partial(_calls.find_function, FLASH_NSA)
 
 

@@ -39,9 +39,9 @@ def _keep_plan(
 ) -> PagePlan:
     """Return the plan for rows q [rows,group,D] that read `count` pages of `size` keys each.
 
-    last: keys of the last page. step: the distance between the caches of two heads in tokens, if
-    whole caches are read; 0 if the caller fills the table. A plan has a workspace, which only one
-    stream may use. A capture uses the newest plan.
+    The last page has `last` keys. If whole caches are read, `step` is the number of tokens from one
+    head's cache to the next. If the caller fills the table, `step` is 0. A plan has a workspace,
+    which only one stream may use. A capture uses the newest plan.
     """
     key = (q.shape, q.dtype, q.device, count, size, last, sm_scale, step)
     by_stream = plans.setdefault(key, {})
@@ -137,7 +137,7 @@ def flashinfer_pages(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options:
     _check(q, k, v, fits=k.is_contiguous())
     b, h, s, d = k.shape
     n, block_size = ranges.shape[2], options["block_size"]
-    pages = min(n, -(-s // block_size))  # no block is chosen twice, so no other holds a token
+    pages = min(n, -(-s // block_size))  # no block is chosen twice, so further pages are empty
     rows = q.reshape(b * h, -1, d)
     plan = _keep_plan(rows, pages, block_size, block_size, options["sm_scale"])
     table = plan.table.view(-1, pages)
