@@ -58,7 +58,7 @@ class Published:
         survey = self._archive.survey(trusted, Trust.PINNED)
         if survey.broken or survey.stray:
             raise ValueError(f"{archive}: {survey.broken or f'{survey.stray} stray files'}")
-        self.runs = sorted(survey.sound, key=lambda run: run.statement.predicate.signed)
+        self.runs = sorted(survey.sound, key=lambda run: run.predicate.signed)
 
     @cached_property
     def newest(self) -> dict[tuple[str, Direction], tuple[ArchivedRun, list[Record]]]:
@@ -111,7 +111,7 @@ class Published:
     def list_runs(self, page: Path) -> Iterator[str]:
         yield from _head("run", "quoted for", "GPU", "versions", "commit", "cases", "records")
         for run in self.runs:
-            predicate = run.statement.predicate
+            predicate = run.predicate
             quoted = sorted(
                 f"{op} {way}" for (op, way), (new, _) in self.newest.items() if new is run
             )
@@ -125,7 +125,7 @@ class Published:
     def name_source(self, page: Path, op: str) -> Iterator[str]:
         """A line for each run: where it was made, and the libraries that it lacks, and why."""
         for run in self.sources(op):
-            signed, gpu = run.statement.predicate.signed, run.statement.predicate.environment.gpu
+            signed, gpu = run.predicate.signed, run.predicate.environment.gpu
             directions = [d for d in Direction if self._is_from(run, op, d)]
             records = [r for d in directions for r in self.newest[op, d][1]]
             there = {r.implementation for r in records if r.status is Status.OK}
@@ -273,7 +273,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
 
 
 def _versions(run: ArchivedRun) -> str:
-    machine = run.statement.predicate.environment
+    machine = run.predicate.environment
     return f"torch {machine.torch}, Triton {machine.triton}, driver {machine.driver}"
 
 

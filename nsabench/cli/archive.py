@@ -83,7 +83,7 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     found = _open(location).survey(trusted_keyids(public), least_trust(public))
     broken, rows = found.broken, []
     for run in found.sound:
-        p, e = run.statement.predicate, run.statement.predicate.environment
+        p, e = run.predicate, run.predicate.environment
         unpaired = describe_mismatch(e.torch, e.triton)
         rows.append({**p.model_dump(mode="json"), "trust": run.trust, "unpaired": unpaired})
         if not as_json:

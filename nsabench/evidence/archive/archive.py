@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 
 from nsabench import limits, reading
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.archive.runs import ArchivedRun, VerifiedRuns, key_of, object_name
+from nsabench.evidence.archive.runs import ArchivedRun, key_of, object_name, recall, remember
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST, Report, files, verify
 from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.keys import revocations, trust_in
 from nsabench.evidence.manifest.statement import (
     Predicate,
-    Statement,
     Trust,
     is_device,
     require_same,
@@ -105,26 +104,25 @@ class Archive:
         for name, stamp in stamps.items():
             stored[_folder(name)][name] = stamp
         keys = {name: key_of(self.store.location, stored[_folder(name)]) for name in manifests}
-        seen, revoked = VerifiedRuns(), revocations()
+        verified = recall(frozenset(keys.values()))
+        new: dict[str, ArchivedRun] = {}
+        revoked = revocations()
 
         def checked(name: str) -> ArchivedRun | str:
             try:
-                run = seen.get(keys[name])
-                statement = run.statement if run is not None else self._read_statement(name)
+                run = verified.get(keys[name]) or self._read_manifest(name)
                 # Check the trust before the tables are read.
-                trust = trust_in(statement.predicate, trusted, revoked, require)
-                if run is None:
-                    run = self._verify_tables(name, statement, trust, stored[_folder(name)])
-                    seen.add(keys[name], run)
+                trust = trust_in(run.predicate, trusted, revoked, require)
+                if keys[name] not in verified:
+                    run = new[keys[name]] = self._verify_tables(run, stored[_folder(name)])
                 return run.model_copy(update={"trust": trust})
             except VerificationFailed as error:
                 return f"{_folder(name)}: {error}" + (error.remedy and f"; {error.remedy}")
 
-        remembered = [name for name in manifests if keys[name] in seen]
         with ThreadPoolExecutor(READERS) as pool:
-            new = pool.map(checked, [name for name in manifests if keys[name] not in seen])
-            results = [*map(checked, remembered), *new]
-        seen.keep()
+            results = [*pool.map(checked, [n for n in manifests if keys[n] not in verified])]
+        results += [checked(name) for name in manifests if keys[name] in verified]
+        remember(new)
         runs = [run for run in results if isinstance(run, ArchivedRun)]
         broken = sorted(sentence for sentence in results if isinstance(sentence, str))
         # A query over two copies of a run would count it twice.
@@ -140,28 +138,35 @@ class Archive:
         stray = sum(len(there) for folder, there in stored.items() if folder not in complete)
         return Surveyed(sound, broken, stray)
 
-    def _read_statement(self, name: str) -> Statement:
-        return signed(Envelope.parse(self.store.read(name, limits.MANIFEST)))[0]
+    def _read_manifest(self, name: str) -> ArchivedRun:
+        statement, _ = signed(Envelope.parse(self.store.read(name, limits.MANIFEST)))
+        try:
+            digests = {table: statement.digests[f"{table}.parquet"] for table in TABLES}
+        except KeyError as missing:
+            raise VerificationFailed(f"its manifest names no {missing.args[0]}") from None
+        return ArchivedRun(
+            prefix=name.removesuffix(MANIFEST),
+            predicate=statement.predicate,
+            digests=digests,
+            trust=statement.predicate.signer.trust,
+        )
 
-    def _verify_tables(
-        self, name: str, statement: Statement, trust: Trust, there: Iterable[str]
-    ) -> ArchivedRun:
-        predicate = statement.predicate
-        run = ArchivedRun(prefix=name.removesuffix(MANIFEST), statement=statement, trust=trust)
-        if not f"/{run.prefix}".endswith(f"/{_prefix(predicate)}"):
-            raise VerificationFailed(f"it is not in the folder {_prefix(predicate)}")
+    def _verify_tables(self, run: ArchivedRun, there: Iterable[str]) -> ArchivedRun:
+        prefix = _prefix(run.predicate)
+        if not f"/{run.prefix}".endswith(f"/{prefix}"):
+            raise VerificationFailed(f"it is not in the folder {prefix}")
         for stored in map(run.object, TABLES):
             if stored not in there:
                 raise VerificationFailed(f"{stored} is missing")
         with TemporaryDirectory() as scratch:
             self._place_tables(run, TABLES, Path(scratch))
-            unknown = _check_tables(Path(scratch), predicate)
+            unknown = _check_tables(Path(scratch), run.predicate)
         return run.model_copy(update={"unknown": unknown})
 
     def table(self, run: ArchivedRun, table: str) -> bytes:
         """Read a table, and check that it has the hash that the manifest names."""
         data = self.store.read(run.object(table), limits.TABLE)
-        if hashlib.sha256(data).hexdigest() != run.digest(table):
+        if hashlib.sha256(data).hexdigest() != run.digests[table]:
             raise VerificationFailed(f"{table}.parquet was changed after the signature")
         return data
 

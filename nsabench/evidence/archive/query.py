@@ -1,28 +1,27 @@
 """Query the runs of an archive and their tables in SQL, with DuckDB.
 
 DuckDB has no access to files, extensions or the network, and its configuration is locked before the
-query runs. It is given the tables as Arrow datasets.
+query runs. It is given the tables in attached files that it cannot write.
 """
 
 from collections.abc import Sequence
 from threading import Timer
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from nsabench import limits
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive.archive import Archive
 from nsabench.evidence.archive.runs import ArchivedRun
-from nsabench.evidence.archive.segments import DIGEST, open_segments
 from nsabench.evidence.archive.store import INSTALL
 from nsabench.evidence.manifest.tables import COLUMNS
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.reading import size
-from nsabench.verdicts.tables import schema
 
 try:
     import duckdb
+
+    from nsabench.evidence.archive.segments import make_view
 except ImportError as error:
     raise EnvironmentRefused("a query needs duckdb, which is not installed", INSTALL) from error
 
@@ -30,7 +29,6 @@ MEMORY = 512 * limits.MIB  # the limit of DuckDB, and also of the answer
 PATIENCE_S = 60.0
 _BATCH = 10_000
 _CONFIGURATION: dict[str, str | bool | int | float | list[str]] = {
-    "enable_external_access": False,
     "memory_limit": f"{MEMORY // limits.MIB}MiB",
     "python_enable_replacements": False,
     "temp_directory": "",
@@ -51,8 +49,8 @@ def query(
     takes too much time or memory.
     """
     runs = archive.runs() if runs is None else runs
-    merged = {shard for run in runs for shard in run.statement.predicate.shards}
-    runs = [run for run in runs if run.statement.predicate.as_shard not in merged]
+    merged = {shard for run in runs for shard in run.predicate.shards}
+    runs = [run for run in runs if run.predicate.as_shard not in merged]
     if not runs:
         raise UsageError(
             f"{archive.store.location} contains no sound run",
@@ -64,7 +62,8 @@ def query(
             connection.register("runs", _runs(runs))
             for table in COLUMNS:
                 if table in sql.lower():  # tables that the query does not name are not copied
-                    _make_view(connection, table, open_segments(archive, table, runs))
+                    make_view(connection, archive, table, runs)
+            connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
             interrupt.start()
             return _answer(connection, sql)
@@ -80,19 +79,6 @@ def query(
             ) from None
         finally:
             interrupt.cancel()
-
-
-def _make_view(
-    connection: duckdb.DuckDBPyConnection, table: str, segments: Sequence[ds.Dataset]
-) -> None:
-    """Make a view of all columns of all segments. A column that a segment lacks is null there."""
-    known = schema(COLUMNS[table]).remove_metadata()
-    connection.register(f"{table}_of_none", known.empty_table())
-    parts = [f"SELECT * FROM {table}_of_none"]
-    for number, segment in enumerate(segments):
-        connection.register(f"{table}_{number}", segment)
-        parts.append(f"SELECT * EXCLUDE ({DIGEST}) FROM {table}_{number}")
-    connection.execute(f"CREATE VIEW {table} AS {' UNION ALL BY NAME '.join(parts)}")
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -114,7 +100,7 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
     rows = []
     for run in runs:
-        p = run.statement.predicate
+        p = run.predicate
         rows.append(
             {
                 "run_id": p.run_id,

@@ -1,77 +1,64 @@
 """Describe the runs of an archive, and remember which were verified on this machine."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from pydantic import Field
 
 from nsabench import limits
-from nsabench.errors import VerificationFailed
-from nsabench.evidence.manifest.statement import Statement, Trust
-from nsabench.files import user_cache, whole
+from nsabench.evidence.manifest.statement import Predicate, Trust
+from nsabench.files import user_cache
 from nsabench.model.case import Frozen
 from nsabench.model.version import __version__
-from nsabench.reading import OutOfBounds, read
 
-MOST = 100_000  # runs that are remembered
-MOST_BYTES = 512 * limits.MIB
+VERIFIED = "archived-runs.jsonl"
+MOST_BYTES = 512 * limits.MIB  # of the file of verified runs; a larger one starts anew
 
 
 class ArchivedRun(Frozen):
     prefix: str  # the names of its objects begin with this; ends in "/"
-    statement: Statement
+    predicate: Predicate
+    digests: dict[str, str]  # by table
     trust: Trust
     # For each table, the Arrow types of the columns that this version of nsabench does not know.
     unknown: dict[str, dict[str, str]] = Field(default={})
 
     @property
     def run_id(self) -> str:
-        return self.statement.predicate.run_id
-
-    def digest(self, table: str) -> str:
-        try:
-            return self.statement.digests[f"{table}.parquet"]
-        except KeyError:
-            raise VerificationFailed(f"its manifest names no {table}.parquet") from None
+        return self.predicate.run_id
 
     def object(self, table: str) -> str:
-        return self.prefix + object_name(table, self.digest(table))
+        return self.prefix + object_name(table, self.digests[table])
 
 
 def object_name(table: str, digest: str) -> str:
     return f"{table}-{digest[:16]}.parquet"
 
 
-class VerifiedRuns:
-    """Verified runs by key, kept in the user's cache if that is writable."""
+def recall(keys: Collection[str]) -> dict[str, ArchivedRun]:
+    """Return those of the runs with these keys that were verified before."""
+    runs = {}
+    with suppress(OSError), (user_cache() / VERIFIED).open("rb") as file:
+        for line in file:
+            key, _, content = line.partition(b" ")
+            with suppress(ValueError):  # the file was edited
+                if key.decode() in keys:
+                    runs[key.decode()] = ArchivedRun.model_validate_json(content)
+    return runs
 
-    def __init__(self) -> None:
-        self._path = user_cache() / "archived-runs.jsonl"
-        self._lines: dict[str, str] = {}
-        self._new = False
-        with suppress(OSError, OutOfBounds, UnicodeDecodeError):
-            for line in read(self._path, MOST_BYTES).decode().splitlines():
-                self._lines[line.partition(" ")[0]] = line
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._lines
-
-    def get(self, key: str) -> ArchivedRun | None:
-        with suppress(ValueError):  # the file was edited
-            return ArchivedRun.model_validate_json(self._lines.get(key, "").partition(" ")[2])
-        return None
-
-    def add(self, key: str, run: ArchivedRun) -> None:
-        self._lines[key] = f"{key} {run.model_dump_json()}"
-        self._new = True
-
-    def keep(self) -> None:
-        if not self._new:
-            return
-        with suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            whole(self._path, "\n".join(list(self._lines.values())[-MOST:]).encode())
+def remember(runs: Mapping[str, ArchivedRun]) -> None:
+    """Append verified runs to a file in the user's cache, if that is writable."""
+    if not runs:
+        return
+    path = user_cache() / VERIFIED
+    lines = [f"{key} {run.model_dump_json()}\n" for key, run in runs.items()]
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_full = path.exists() and path.stat().st_size > MOST_BYTES
+        with path.open("wb" if is_full else "ab") as file:
+            file.write("".join(["\n", *lines]).encode())  # a killed process leaves half a line
 
 
 def key_of(location: str, stamps: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
 """Copies of the tables of verified runs, with many runs in one file.
 
-Opening ten thousand files takes half a minute, so a query reads segments: Parquet files in the
-user's cache, each with one table of many runs. Each row has the digest of the table that it comes
-from. A query gets the rows with the digests in the manifests of its runs.
+Opening thousands of files is slow, so a query reads segments: DuckDB files in the user's cache,
+each with a table of many runs. Each row names the table that it comes from, and a query gets the
+rows of tables whose digest the manifest of a verified run names.
 """
 
 import hashlib
@@ -12,107 +12,129 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
+from shutil import rmtree
 from tempfile import TemporaryDirectory
+from time import time
 
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.archive.archive import READERS, Archive
 from nsabench.evidence.archive.runs import ArchivedRun
 from nsabench.evidence.manifest.tables import COLUMNS
-from nsabench.files import replacing, user_cache
+from nsabench.files import user_cache
 from nsabench.verdicts.tables import schema
 
-DIGEST = "table_sha256"  # a column that a segment adds
+NUMBER = "table_number"  # the column that a segment adds
 MOST = 100  # segments of a table; if there are more, all are deleted and one is written
-ROWS = 1 << 14  # of a row group
-_FORMAT = ds.ParquetFileFormat()
+ROWS = 1 << 14  # that are read at once
+LONG_S = 24 * 3600.0  # no process copies tables for so long
+Connection = duckdb.DuckDBPyConnection
+Runs = Sequence[ArchivedRun]
 
 
-def open_segments(archive: Archive, table: str, runs: Sequence[ArchivedRun]) -> list[ds.Dataset]:
-    """Return a table of verified runs. Runs that are in no segment are copied into a new one."""
+def make_view(connection: Connection, archive: Archive, table: str, runs: Runs) -> None:
+    """Make a view of a table of verified runs. Runs that are in no segment are copied into one."""
     location = hashlib.sha256(archive.store.location.encode(errors="surrogateescape")).hexdigest()
     folder = user_cache() / "archived-tables" / location[:16]
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paths = sorted(folder.glob(f"{table}-*.parquet"))
+        for left in folder.glob("tmp*"):  # by killed processes
+            if time() - left.stat().st_mtime > LONG_S:
+                rmtree(left)
+    paths = sorted(folder.glob(f"{table}-*.duckdb"))
     if len(paths) > MOST:
         for path in paths:
             path.unlink(missing_ok=True)
         paths = []
-    missing = {run.digest(table): run for run in runs}
-    opened = []
-    for path in paths:
-        with suppress(OSError, pa.ArrowException):  # another process removed it, or it is damaged
-            opened.append(_open(path, missing))
-    if missing:
-        with TemporaryDirectory() as scratch:
-            place = folder if os.access(folder, os.W_OK) else Path(scratch)
-            path = place / f"{table}-{token_hex(8)}.parquet"
-            _write(path, archive, table, list(missing.values()))
-            opened.append(_open(path, missing))
-    return opened
+    missing = {run.digests[table]: run for run in runs}
+    connection.register(f"{table}_of_none", schema(COLUMNS[table]).empty_table())
+    selects = [f"FROM {table}_of_none"]
+    # DuckDB lets a query write to attached paths. These are gone before the query runs.
+    with TemporaryDirectory(dir=folder if os.access(folder, os.W_OK) else None) as scratch:
+        for number, path in enumerate(paths):
+            link = Path(scratch) / path.name
+            with suppress(OSError, duckdb.Error):  # another process removed it, or it is damaged
+                link.hardlink_to(path)
+                selects.append(_attach(connection, link, f"{table}_{number}", missing))
+        if missing:
+            path = Path(scratch) / f"{table}-{token_hex(8)}.duckdb"
+            _write(connection, path, archive, table, list(missing.values()))
+            selects.append(_attach(connection, path, f"{table}_{len(paths)}", missing))
+            with suppress(OSError):
+                (folder / path.name).hardlink_to(path)
+    # A column that a segment lacks is null there.
+    connection.execute(f"CREATE VIEW {table} AS {' UNION ALL BY NAME '.join(selects)}")
 
 
-def _open(path: Path, missing: dict[str, ArchivedRun]) -> ds.Dataset:
+def _attach(connection: Connection, path: Path, name: str, missing: dict[str, ArchivedRun]) -> str:
     """Select the rows of missing runs in a segment, and remove these runs from `missing`."""
-    file = pa.memory_map(str(path))  # stays readable if another process removes the file
-    columns = pq.read_schema(file)
-    digests = columns.metadata[DIGEST.encode()].decode().split()
-    dataset = ds.FileSystemDataset([_FORMAT.make_fragment(file)], columns, _FORMAT)
-    wanted = [digest for digest in digests if missing.pop(digest, None)]
-    if wanted == digests:
-        return dataset
-    return dataset.filter(pc.field(DIGEST).isin(pa.array(wanted, pa.string())))
+    connection.execute(f"ATTACH {_quote(path)} AS {name} (READ_ONLY)")
+    digests = connection.execute(f"SELECT digest, {NUMBER} FROM {name}.digests").fetchall()
+    wanted = [number for digest, number in digests if missing.pop(digest, None)]
+    connection.register(f"{name}_wanted", pa.table({NUMBER: pa.array(wanted, pa.int64())}))
+    return (
+        f"SELECT * EXCLUDE ({NUMBER}) FROM {name}.segment SEMI JOIN {name}_wanted USING ({NUMBER})"
+    )
 
 
-def _write(path: Path, archive: Archive, table: str, runs: Sequence[ArchivedRun]) -> None:
+def _write(connection: Connection, path: Path, archive: Archive, table: str, runs: Runs) -> None:
     columns = _list_columns(table, runs)
-    digests = " ".join(run.digest(table) for run in runs)
-    with (
-        replacing(path) as temporary,
-        pq.ParquetWriter(temporary, columns.with_metadata({DIGEST: digests})) as writer,
-    ):
-        gathered: list[pa.RecordBatch] = []
-        for batch in _read(archive, table, runs, columns):
-            gathered.append(batch)
-            if sum(batch.num_rows for batch in gathered) >= ROWS:
-                writer.write_table(pa.Table.from_batches(gathered))
-                gathered = []
-        writer.write_table(pa.Table.from_batches(gathered, columns))
+    digests = pa.table({"digest": [r.digests[table] for r in runs], NUMBER: range(len(runs))})
+    try:
+        connection.execute(f"ATTACH {_quote(path)} AS written")
+        connection.execute("BEGIN")
+        connection.from_arrow(digests).create("written.digests")
+        connection.from_arrow(columns.empty_table()).create("written.segment")
+        for rows in _read(archive, table, runs, columns):
+            connection.from_arrow(rows).insert_into("written.segment")
+        connection.execute("COMMIT")
+        connection.execute("CHECKPOINT written")  # DuckDB 1.4's DETACH hides a full disk
+        connection.execute("DETACH written")
+    except duckdb.Error as error:
+        raise EnvironmentRefused(
+            f"the tables cannot be copied to {path}: {error}",
+            "make room on that disk, or set XDG_CACHE_HOME to a folder on another.",
+        ) from error
 
 
 def _list_columns(table: str, runs: Iterable[ArchivedRun]) -> pa.Schema:
     """Return the columns of all runs. SQL does not distinguish `n` from `N`."""
-    own = pa.field(DIGEST, pa.string())
-    fields = {field.name.lower(): field for field in [*schema(COLUMNS[table]), own]}
+    fields = {field.name.lower(): field for field in schema(COLUMNS[table])}
     for run in runs:
         for name, kind in run.unknown.get(table, {}).items():
             field = fields.setdefault(name.lower(), pa.field(name, pa.type_for_alias(kind)))
             if field.type != pa.type_for_alias(kind):
                 fields[name.lower()] = field.with_type(pa.string())
-    return pa.schema(list(fields.values()))
+    return pa.schema(list((fields | {NUMBER: pa.field(NUMBER, pa.int64())}).values()))
 
 
-def _read(
-    archive: Archive, table: str, runs: Sequence[ArchivedRun], columns: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def _read(archive: Archive, table: str, runs: Runs, columns: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of a table of many runs. Columns that a run lacks are null."""
+    gathered: list[pa.RecordBatch] = []
     with ThreadPoolExecutor(READERS) as pool:
         for start in range(0, len(runs), READERS):
             group = runs[start : start + READERS]
             contents = pool.map(lambda run: archive.table(run, table), group)
-            for run, content in zip(group, contents, strict=True):
+            for number, content in enumerate(contents, start):
                 file = pq.ParquetFile(pa.BufferReader(content))
                 for batch in file.iter_batches(ROWS, use_threads=False):
                     own = dict(zip(batch.schema.names, batch.columns, strict=True))
-                    own[DIGEST] = pa.array([run.digest(table)] * batch.num_rows)
+                    own[NUMBER] = pa.repeat(number, batch.num_rows)
                     cells = [
                         own[field.name].cast(field.type)
                         if field.name in own
                         else pa.nulls(batch.num_rows, field.type)
                         for field in columns
                     ]
-                    yield pa.RecordBatch.from_arrays(cells, schema=columns)
+                    gathered.append(pa.RecordBatch.from_arrays(cells, schema=columns))
+                    if sum(batch.num_rows for batch in gathered) >= ROWS:
+                        yield pa.Table.from_batches(gathered)
+                        gathered = []
+    yield pa.Table.from_batches(gathered, columns)
+
+
+def _quote(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"

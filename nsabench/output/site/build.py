@@ -118,7 +118,7 @@ def gather(
 
 def _read(archive: Archive, run: ArchivedRun) -> SiteRun:
     records = archive.records(run)
-    predicate = run.statement.predicate
+    predicate = run.predicate
     missed = any(r.caught is Catch.MISSED for r in records)
     tables = {f"{table}.parquet": run.object(table) for table in TABLES}
     objects = tables | {MANIFEST: f"{run.prefix}{MANIFEST}"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.errors import VerificationFailed
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal, verify
 from tests.evidence.archive.conftest import MakeSigned
 from tests.runs import SIGNER
@@ -30,7 +32,7 @@ def ask(archive: Archive) -> list[int]:
 
 
 def copies(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache").rglob("records-*.parquet"))
+    return sorted((tmp_path / "cache").rglob("records-*.duckdb"))
 
 
 def test_a_run_that_came_later_is_in_the_answer(
@@ -74,7 +76,7 @@ def test_copies_do_not_become_many(archive: Archive, signed: MakeSigned, tmp_pat
     ask(archive)
     [path] = copies(tmp_path)
     for number in range(100):
-        shutil.copy(path, path.with_name(f"records-{number}.parquet"))
+        shutil.copy(path, path.with_name(f"records-{number}.duckdb"))
     assert ask(archive) == [N]
     assert len(copies(tmp_path)) == 1
 
@@ -85,6 +87,48 @@ def test_without_a_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
     archive.add(signed(0))
     assert ask(archive) == [N]
+
+
+def test_a_disk_that_is_full(archive: Archive, signed: MakeSigned, tmp_path: Path) -> None:
+    archive.add(signed(0))
+    runs = archive.runs()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(EnvironmentRefused) as refused:
+            query(archive, RUNS, runs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "XDG_CACHE_HOME" in refused.value.remedy
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix == ".duckdb"]
+    assert ask(archive) == [N]
+
+
+def test_without_hard_links(
+    archive: Archive, signed: MakeSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems have none, and would otherwise fill with copies that are never read."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    archive.add(signed(0))
+    monkeypatch.setattr(os, "link", refuse)
+    assert ask(archive) == ask(archive) == [N]
+    assert copies(tmp_path) == []
+
+
+def test_what_killed_queries_left(archive: Archive, signed: MakeSigned, tmp_path: Path) -> None:
+    archive.add(signed(0))
+    ask(archive)
+    [path] = copies(tmp_path)
+    old, new = path.with_name("tmpold"), path.with_name("tmpnew")
+    for left in (old, new):
+        left.mkdir()
+        shutil.copy(path, left)
+    os.utime(old, (0, 0))
+    assert ask(archive) == [N]
+    assert not old.exists() and new.exists()
 
 
 def test_a_table_that_was_exchanged_since_it_was_verified(
@@ -116,3 +160,53 @@ def test_columns_that_other_versions_call_alike(archive: Archive, signed: MakeSi
     assert ask(archive) == [N] * len(columns)
     sql = "SELECT DISTINCT new_column FROM records WHERE new_column IS NOT NULL"
     assert "1.5" in query(archive, sql)["new_column"].to_pylist()
+
+
+FILES = """SELECT t.database_name, t.table_name, path FROM duckdb_tables() AS t
+           JOIN duckdb_databases() USING (database_name) WHERE path IS NOT NULL -- records"""
+
+
+def test_a_query_changes_no_copy(archive: Archive, signed: MakeSigned, tmp_path: Path) -> None:
+    """Otherwise a query could change the answers of later ones."""
+    archive.add(signed(0))
+    ask(archive)
+    [path] = copies(tmp_path)
+    before = path.read_bytes()
+    found = query(archive, FILES).to_pylist()
+    assert found
+    for place in (str(path), *(row["path"] for row in found)):
+        for suffix in ("", ".wal"):
+            refused = f"COPY records TO '{place}{suffix}' (FORMAT parquet, USE_TMP_FILE false)"
+            with pytest.raises(UsageError):
+                query(archive, refused)
+    for row in found:
+        name = f"{row['database_name']}.{row['table_name']}"
+        for change in (f"INSERT INTO {name} FROM {name}", f"DELETE FROM {name}"):
+            with pytest.raises(UsageError):
+                query(archive, f"{change} -- records")
+    assert [path.read_bytes() for path in path.parent.iterdir()] == [before]
+    assert ask(archive) == [N]
+
+
+def test_a_cache_in_a_folder_of_any_name(
+    archive: Archive, signed: MakeSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache" / "of o'Brien [*]"))
+    archive.add(signed(0))
+    assert ask(archive) == ask(archive) == [N]
+    assert len(copies(tmp_path)) == 1
+
+
+def test_columns_of_one_run_that_sql_does_not_distinguish(
+    archive: Archive, signed: MakeSigned
+) -> None:
+    run = signed(0)
+    table = pq.read_table(run / "records.parquet")
+    for name, value in (("extra", 1.5), ("Extra", {"x": 1}), ("EXTRA", "text"), ("none", None)):
+        table = table.append_column(name, pa.array([value] * N))
+    pq.write_table(table, run / "records.parquet")
+    seal(run, SIGNER)
+    archive.add_verified(verify(run, tables=False))
+    archive.add(signed(1))
+    assert ask(archive) == [N, N]
+    assert query(archive, "SELECT DISTINCT extra FROM records").num_rows == 2

@@ -146,7 +146,7 @@ def test_trust_is_the_readers(archive: Archive, signed: MakeSigned) -> None:
     archive.add(signed(0))
     [run] = archive.runs()
     assert run.trust is Trust.EPHEMERAL
-    keyid = run.statement.predicate.signer.keyid
+    keyid = run.predicate.signer.keyid
     assert [r.trust for r in archive.runs(frozenset({keyid}))] == [Trust.PINNED]
 
 
