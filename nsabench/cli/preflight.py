@@ -53,8 +53,8 @@ def command(
     if a GPU of each architecture were there. Their launches, with every autotune configuration, are
     compiled to a cubin, and not run. With --kernels, only candidates of that file are called.
 
-    Exits with 1 if something fails. If a version of Triton does not support an architecture, the result is
-    `unsupported`. After an interrupt, the next preflight reuses what is in the cache.
+    Exits with 1 if something fails. If a version of Triton does not support an architecture, the
+    result is `unsupported`. After an interrupt, the next preflight reuses what is in the cache.
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """

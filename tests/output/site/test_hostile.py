@@ -90,5 +90,5 @@ def test_a_script_replaces_nothing(run: Path, tmp_path: Path) -> None:
     assert "mine.py is there already" in asked(tmp_path / "mine.py")
     assert "other.pt is there already" in asked(tmp_path / "other.py")
     seal(run, SIGNER)
-    assert "which is signed" in asked(run / "alone.py")
+    assert "files are signed" in asked(run / "alone.py")
     assert (tmp_path / "mine.py").read_text() == "my kernel"
