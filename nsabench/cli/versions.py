@@ -46,7 +46,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     click.echo()
     for run in measured:
         belongs = f" (unpaired: this torch belongs with {run.triton.unpaired})"
-        ended = "was there" if run.exit_code is None else f"exit {run.exit_code}"
+        ended = "already measured" if run.exit_code is None else f"exit {run.exit_code}"
         say(
             f"Triton {run.triton.version}{belongs if run.triton.unpaired else ''}: {ended}, "
             f"{run.folder if run.finished else 'no run'}"

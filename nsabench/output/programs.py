@@ -1,6 +1,6 @@
-"""What `all`, `check`, `compare` and `doctor` print with --json: one vocabulary, by version.
+"""The JSON of `all`, `check`, `compare` and `doctor`, which share their field names.
 
-docs/reference/json.schema.json is made from these models. Fields are only ever added to a version.
+docs/reference/json.schema.json is made from these models. Within a version, fields are only added.
 """
 
 from __future__ import annotations

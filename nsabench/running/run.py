@@ -48,7 +48,7 @@ class Finished:
 def start(
     plan: Plan, out: Path | None, view: View, *, signer: Signer | None = None, fit: bool = False
 ) -> Finished:
-    """Measure a plan. signer: None: make a key. fit: `EnvironmentRefused` on an unfit machine."""
+    """Measure a plan. Without a signer, a key is made. With `fit`, an unfit machine is refused."""
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
     try:
@@ -89,7 +89,7 @@ def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = 
 
 
 def read(path: Path) -> Finished:
-    """Return a run without executing a file. Raises `UsageError` if its op is in a file."""
+    """Return a run. Raises `UsageError` if its op is in a file, which is never executed here."""
     folder = RunFolder.existing(path)
     plan = Plan.read(folder.plan)
     if not ops.has_op_of(plan):

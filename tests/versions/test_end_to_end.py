@@ -86,6 +86,6 @@ def test_each_version_has_a_signed_run_and_they_are_compared(tmp_path: Path) -> 
     data = json.loads((out / "comparison.json").read_text())
     assert [run["versions"]["triton"] for run in data["runs"]] == [OLDEST, newest]
     again = nsabench(*words, "--triton", f"{newest},{OLDEST}", "--out", out)
-    assert again.stdout.count("was there") == 2, again.stdout + again.stderr
+    assert again.stdout.count("already measured") == 2, again.stdout + again.stderr
     for run in runs.values():
         assert verify(run).broken is None

@@ -63,15 +63,16 @@ def nsa_attention(
             sequence, but NaN or infinity in k or v may reach a neighbouring sequence in the same
             tile.
         cu_seqlens_k: int32 [sequences + 1], where the tokens of each sequence begin in k and v.
-            Then cu_seqlens says where its queries begin, which are the last of these tokens.
+            If it is given, cu_seqlens says where the queries of each sequence begin in q. They are
+            the last tokens of the sequence.
 
     Returns:
         [B, Tq, HQ, Dv] in q's dtype; 0 for tokens in no sequence.
 
     Raises:
         TypeError: unsupported or mixed dtypes.
-        ValueError: sizes that do not fit together, an input that requires a gradient if queries are
-            fewer than tokens or cu_seqlens_k is given.
+        ValueError: sizes that do not fit together; or there are fewer queries than tokens, or
+            cu_seqlens_k is given, and an input requires a gradient.
     """
     attend = _attend if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)

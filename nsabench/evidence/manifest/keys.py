@@ -75,7 +75,7 @@ def trust_in(
             "give its file with --key.",
             Trust.EPHEMERAL: "it is signed with an ephemeral key: sign with a lasting key.",
         }
-        sentence = f"the run is {trust} and {require} is required"
+        sentence = f"the trust of the run is {trust}, but at least {require} is required"
         raise VerificationFailed(sentence, remedies[trust])
     return trust
 

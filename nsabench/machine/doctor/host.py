@@ -97,7 +97,7 @@ def _examine_resources(environment: Environment) -> Iterator[MachineProblem]:
     if sandbox is not None and not sandbox.startswith("files"):
         yield warning(
             "no_sandbox",
-            f"Kernels are not kept from this user's files, runs and keys: {sandbox}.",
+            f"Kernels can reach this user's files, runs and keys: {sandbox}.",
             "Measure only kernels that you trust, or use Linux 5.13 or newer with Landlock.",
         )
     saves_energy = host.energy_preference in ("power", "balance_power")

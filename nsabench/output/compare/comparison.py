@@ -80,7 +80,7 @@ class RunComparison:
         return sorted(changed, key=lambda pair: order.index(pair[1].change or Change.OTHER))
 
     def slower(self, later: int) -> list[tuple[ComparedCell, Regime, Shift]]:
-        """Return the cells that became slower, the worst first. Times in the queue come last."""
+        """Return the cells that became slower, the worst first, then those slower in the queue."""
         lost = [
             (cell, regime, shift)
             for cell in self.judged
@@ -94,7 +94,7 @@ class RunComparison:
         return [pair for pair in pairs if pair[1].doubtful]
 
     def failures(self, *, slower: bool) -> Iterator[str]:
-        """Yield what got worse. slower: include slower times, or that no times can be compared."""
+        """Yield what got worse; with `slower`, also slower times, and why none can be compared."""
         if slower:
             yield from (side.objection for side in self.sides if side.objection)
         for place, side in enumerate(self.later):

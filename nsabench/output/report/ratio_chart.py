@@ -39,7 +39,7 @@ class RatioChart:
 
 
 def build(standings: Sequence[Standing]) -> RatioChart | None:
-    """Return the chart of the first candidate with ratios at two lengths, decided if possible."""
+    """Return the chart of the first candidate with a clear ratio, or with ratios at two lengths."""
     charts = list(filter(None, map(_build, standings)))
     return next((chart for chart in charts if any(chart.decided)), charts[0] if charts else None)
 

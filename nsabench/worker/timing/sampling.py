@@ -37,9 +37,9 @@ BURST_ROUNDS = 8
 BURST_S = 2e-3  # much longer than a device synchronise, about 10 µs
 MOST_CALLS = 256
 SLOW_MS = 20.0  # a slower call hides all host time of the next one
-ARM_BUDGET_S = 0.06  # an arm that gets no verdict leaves after this time in bursts
-NEEDED_MS = 1000.0  # an arm with slower calls leaves then even if it gets a verdict
-HELD_BYTES = 2 << 30  # the most memory of all calls that are prepared before a burst
+ARM_BUDGET_S = 0.06  # an implementation without a verdict leaves after this time in bursts
+NEEDED_MS = 1000.0  # one whose calls take longer leaves as early, even if it gets a verdict
+HELD_BYTES = 2 << 30  # limit on the total memory of the calls prepared before a burst
 
 
 @dataclass
@@ -49,7 +49,8 @@ class StopAtRatioCI:
     After `MIN_ROUNDS_EVER` rounds the arms beyond `HOPELESS` leave, except candidates. Then the
     budget begins. After `min_rounds` only candidates and the baselines near the best one stay. The
     second best one also stays unless it takes half of the budget, since a check may yet reject the
-    best one. Alternatives are compared with each other in the same way.
+    best one. Alternatives to the op stay or leave by the same rules, measured against the best
+    alternative, and each candidate's ratio to that must be known too.
     """
 
     model: RatioCI

