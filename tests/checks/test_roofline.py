@@ -1,4 +1,4 @@
-"""Times against what a device can do: too fast, too slow, cliffs and flat series."""
+"""Which times are impossible or unlikely on a device."""
 
 from dataclasses import replace
 
