@@ -3,7 +3,7 @@
 A shape class is a set of shapes that share a tile, which a rule in ``launch.config`` chooses. For
 each class, one shape is timed with every tile that fits in shared memory. The tiles take turns, and
 L2 is flushed before each call. A tile that beats the rule's tile by ``MARGIN`` is written to the
-file that ``launch.tuned`` reads in later processes. The file keeps its tiles of other classes.
+file that ``launch.tuned`` reads in later processes. Tiles of other classes stay in this file.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ def _works(trial: Trial, config: Config) -> bool:
 
 def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict[Config, float]:
     """Return the median time in milliseconds of each configuration that works."""
-    with ThreadPoolExecutor(8) as pool:  # ptxas is a process of its own
+    with ThreadPoolExecutor(8) as pool:  # each ptxas is a process, so threads run in parallel
         works = list(pool.map(lambda config: _works(trial, config), configs))
     alive = [config for config, works_here in zip(configs, works, strict=True) if works_here]
-    # Torch before 2.5 does not report the size of L2. The default is more than any device has.
+    # Torch before 2.5 does not report the size of L2. The default is larger than any L2.
     l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 128 << 20)
-    # Reading all of it empties L2, as writing would, and leaves nothing to write back.
+    # Reading this tensor empties L2. Writing it would also leave lines to be written back.
     flush = torch.zeros(2 * l2_bytes // 4, device=device)
     samples: dict[Config, list[float]] = {config: [] for config in alive}
     for turn in range(ROUNDS):
@@ -128,7 +128,7 @@ def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict
 
 
 def choose(medians: dict[Config, float], rule: Config) -> Config:
-    """Return the fastest configuration if it beats the rule's by the margin, else the rule's."""
+    """Return the fastest configuration if it beats the rule's by ``MARGIN``, else the rule's."""
     best = min(medians, key=lambda config: medians[config])
     return best if medians[best] * MARGIN < medians[rule] else rule
 

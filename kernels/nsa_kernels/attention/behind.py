@@ -1,8 +1,8 @@
 """NSA attention for queries that are the last tokens of their sequences: a chunk of a prefill after
 cached keys. Forward only.
 
-Tables say which compressed keys and which keys of the window a query sees, as for packed sequences.
-Chosen blocks are read as spans, query by query.
+As for packed sequences, tables say which compressed keys a query sees, and which keys of the
+window. The blocks that a query chose are read as spans of keys, query by query.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def run_behind(
     """Return the gated sum [B, Tq, HQ, Dv] for the queries q [B, Tq, HQ, D] of the last Tq tokens.
 
     Args:
-        cu_seqlens, cu_seqlens_k, cu_keys: int32 [sequences + 1], all or none: where the queries,
-            the tokens and the compressed keys of each packed sequence begin.
+        cu_seqlens, cu_seqlens_k, cu_keys: int32 [sequences + 1], or None for all three. They say
+            where the queries, the tokens and the compressed keys of each packed sequence begin.
 
     Raises:
-        ValueError: an input that requires a gradient.
+        ValueError: an input requires a gradient.
     """
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     remedy = "with q, k and v of the same tokens"

@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), and the gradients of gates.
 
-If a kernel merges partial results of selected blocks (``selection.blocks.forward``), it also writes
-the sum. The launch here is for all other forward passes of more than one token.
+The kernel that merges partial results of selected blocks (``selection.blocks.forward``) also writes
+the sum. If no such kernel runs, and there is more than one token, ``launch_sum`` adds it up.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def launch_sum(
 class GateGradients(NamedTuple):
     """Gradients of gates [B, T, HQ, 3], and two inputs for the backward of each branch.
 
-    These are the branch's gate and the gate's gradient, both float32, [B, HQ, T] for compressed
-    keys and window, and [B * T, HQ] for blocks.
+    The two inputs are the branch's gate and the gate's gradient. Both are float32: [B, HQ, T] for
+    compressed keys and window, and [B * T, HQ] for blocks.
     """
 
     gates: torch.Tensor

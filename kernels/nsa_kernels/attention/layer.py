@@ -35,21 +35,21 @@ class NSAttention(nn.Module):
     """Compression, selection and window branches and their gated sum.
 
     Args:
-        dim: of the input and output.
-        heads: query heads HQ. kv_heads: key heads H; HQ is a multiple of it.
+        dim: size of the input and of the output.
+        heads: number of query heads, HQ. kv_heads: number of key heads, H, which divides HQ.
         head_dim: D = Dv, 16..256.
         block, stride: tokens in a compressed key, and tokens from one key to the next.
-        block_size: tokens in a selection block: 16, 32, 64 or 128. stride divides it and block.
-        n_selected: blocks that a query selects, three or more: the first, the last two, and those
-            with the highest scores (of equal scores, the lowest index).
+        block_size: tokens in a selection block: 16, 32, 64 or 128. stride divides this and block.
+        n_selected: how many blocks a query selects, three or more: the first, the last two, and
+            those with the highest scores (of equal scores, the lowest index).
         window: keys of the window branch, 1 or more.
         compression: "mean" or "mlp".
-        gates: fixed (compression, selection, window); None: learned, sigmoid of a projection.
+        gates: fixed (compression, selection, window). None: learned, as sigmoid of a projection.
         rotary: base of a rotary embedding (arXiv 2104.09864) of queries and keys, over 1, commonly
-            10000.0; keys are rotated before they are compressed and cached. None: no embedding.
+            10000.0. Keys are rotated before they are compressed and cached. None: no embedding.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: sizes do not fit together.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class NSAttention(nn.Module):
     def project(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q [B,T,HQ,D], k, v [B,T,H,D], gates [B,T,HQ,3] of x [B,T,dim], not yet rotated."""
+        """Return unrotated q [B,T,HQ,D], k, v [B,T,H,D], and gates [B,T,HQ,3] of x [B,T,dim]."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         q, k, v = (
             to(x).unflatten(-1, (h, self.head_dim))
@@ -142,15 +142,15 @@ class NSAttention(nn.Module):
     ) -> torch.Tensor:
         """x [B,T,dim] -> [B,T,dim].
 
-        Without a cache, or with an empty cache, which the call fills, x is a prefill. With a filled
-        cache, x is a token to decode, or a chunk of a prefill, and has no gradient. With
-        ``cu_seqlens``, int32 [sequences + 1], B = 1 and the sequences are packed along T. Its
-        values are never read on the host.
+        Without a cache, x is a prefill. With an empty cache, x is a prefill that fills the cache.
+        With a filled cache, x is a token to decode, or a chunk of a prefill, and has no gradient.
+        With ``cu_seqlens``, int32 [sequences + 1], B = 1 and the sequences are packed along T. The
+        values of cu_seqlens are never read on the host.
 
         Raises:
-            ValueError: the cache has another block or stride, or is filled while x or a weight of
-                the projections requires a gradient. Also for packed sequences with a cache, or with
-                a compression other than the mean. The cache is unchanged after an error.
+            ValueError: the cache has another block or stride. Or the cache is filled, and x or a
+                weight of the projections requires a gradient. Or sequences are packed, and there is
+                a cache or a compression other than the mean. An error leaves the cache unchanged.
         """
         require(
             cu_seqlens is None or cache is None,

@@ -44,9 +44,9 @@ def means_of_blocks(
     Args:
         k, v: float16, bfloat16 or float32, any strides; v may have no heads.
         block, stride: tokens in a compressed key, and tokens from one key to the next.
-        cu_seqlens: int32 [sequences + 1], of sequences packed in B = 1. cu_keys: the
-            ``key_offsets`` of cu_seqlens. Then N = T // stride, ``stride`` must divide ``block``,
-            and rows after the keys of all sequences are 0.
+        cu_seqlens: int32 [sequences + 1], if sequences are packed and B = 1. cu_keys: the
+            ``key_offsets`` of cu_seqlens. With packed sequences, N = T // stride, ``stride`` must
+            divide ``block``, and rows after the keys of all sequences are 0.
     """
     check_transforms(OP, k, v)
     k_cmp, v_cmp = _means(k, v, block, stride, cu_seqlens, cu_keys)

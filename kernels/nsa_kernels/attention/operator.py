@@ -108,9 +108,9 @@ def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 def _contiguous_tensors(
     d_out: torch.Tensor, saved: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of ``_launch_backward``, contiguous. ``out.sum()`` has an expanded
-    gradient, and gates may be a part of a projection. Copy them here: a copy in a launch prevents
-    replays."""
+    """Return the tensors of ``_launch_backward``, contiguous. The gradient of ``out.sum()`` is
+    expanded, and gates may be a part of a projection. Such tensors are copied here, since a copy in
+    a launch prevents replays (``launch.replay``)."""
     q, k, v, k_cmp, v_cmp, gates, *others = saved
     return (d_out.contiguous(), q, k, v, k_cmp, v_cmp, gates.contiguous(), *others)
 

@@ -30,7 +30,7 @@ def positions_of(
     position = torch.arange(first, first + x.shape[1], device=x.device)
     if cu_seqlens is None:
         return position
-    # An empty sequence begins where the next one does: take the last of those that begin there.
+    # An empty sequence begins where the next one does. So take the last sequence that begins there.
     sequence = torch.searchsorted(cu_seqlens, position, right=True, out_int32=True) - 1
     return position - cu_seqlens[sequence.clamp(min=0)]
 

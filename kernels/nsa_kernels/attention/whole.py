@@ -49,19 +49,18 @@ def nsa_attention(
 
     Args:
         q: [B, Tq, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is a
-            multiple of H, D and Dv in 16..256. Tq is at most T: the queries are the last Tq tokens.
-            If Tq < T, they are a chunk of a prefill behind T - Tq cached keys.
+            multiple of H, and D and Dv are in 16..256. Tq is at most T: the queries are the last Tq
+            tokens. If Tq < T, they are a chunk of a prefill after T - Tq cached keys.
         gates: [B, Tq, HQ, 3], of compression, selection and window, of any floating dtype.
         block, stride: tokens in a compressed key, and tokens from one key to the next.
-        block_size: tokens in a selection block: 16, 32, 64 or 128. stride divides it and block.
-        n_selected: blocks that a query selects, three or more: the first, the last two, and those
-            with the highest scores (of equal scores, the lowest index).
+        block_size: tokens in a selection block: 16, 32, 64 or 128. stride divides this and block.
+        n_selected: how many blocks a query selects, three or more: the first, the last two, and
+            those with the highest scores (of equal scores, the lowest index).
         window: keys of the window branch, 1 or more.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
-        cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. It
-            must not decrease. Its values are never read on the host. No query attends to another
-            sequence, but NaN or infinity in k or v may reach a neighbouring sequence in the same
-            tile.
+        cu_seqlens: int32 [sequences + 1], if B = 1 and the sequences are packed along T. Its values
+            must not decrease, and are never read on the host. No query attends to another sequence,
+            but NaN or infinity in k or v may reach a neighbouring sequence in the same tile.
         cu_seqlens_k: int32 [sequences + 1], where the tokens of each sequence begin in k and v.
             If it is given, cu_seqlens says where the queries of each sequence begin in q. They are
             the last tokens of the sequence.
@@ -70,9 +69,9 @@ def nsa_attention(
         [B, Tq, HQ, Dv] in q's dtype; 0 for tokens in no sequence.
 
     Raises:
-        TypeError: unsupported or mixed dtypes.
-        ValueError: sizes that do not fit together; or there are fewer queries than tokens, or
-            cu_seqlens_k is given, and an input requires a gradient.
+        TypeError: dtypes are unsupported or mixed.
+        ValueError: sizes do not fit together. Also if an input requires a gradient, and there are
+            fewer queries than tokens, or cu_seqlens_k is given.
     """
     attend = _attend if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)

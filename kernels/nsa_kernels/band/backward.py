@@ -1,4 +1,4 @@
-"""The backward launches of attention under a band."""
+"""The backward launches of attention under a band (``geometry.Band``)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def band_backward(
     tiles: tuple[Tiles, Tiles] | None = None,
     gated: Gated | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return dq, dk and dv of ``band_forward``. ``grad``, and ``grad_lse`` [B,HQ,T] or None, are
-    contiguous. With ``gated``, ``grad`` is the gradient of the gated sum, and ``out`` is not read.
-    """
+    """Return dq, dk and dv of ``band_forward``. ``grad`` and ``grad_lse`` [B,HQ,T] are contiguous;
+    ``grad_lse`` may be None. With ``gated``, ``grad`` is the gradient of the gated sum, and ``out``
+    is not read."""
     b, t, hq, d = q.shape
     n, h, dv = v.shape[1:]
     group = hq // h

@@ -1,4 +1,4 @@
-"""Argument checks for attention under a band."""
+"""Argument checks for attention under a band (``geometry.Band``)."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ def compressed_attention(
         q: [B, T, HQ, D], float16, bfloat16 or float32, any strides.
         k_cmp: [B, Nc, H, D], same dtype; HQ is a multiple of H. v_cmp: [B, Nc, H, Dv]. Key i stands
             for the tokens i * stride to i * stride + block - 1.
-        cu_seqlens, cu_keys: int32 [sequences + 1], both or neither; with them B = 1, the sequences
-            are packed along T and their compressed keys along Nc. Values of cu_keys outside
-            [0, Nc] are clamped on the device.
+        cu_seqlens, cu_keys: int32 [sequences + 1], both or neither. If they are given, B = 1, and
+            sequences are packed along T and their compressed keys along Nc. Values of cu_keys
+            outside [0, Nc] are clamped on the device.
         block, stride: tokens in a compressed key, and tokens from one key to the next.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
 
@@ -41,8 +41,8 @@ def compressed_attention(
         [B, HQ, T]); a query that sees no key gives 0 and -inf.
 
     Raises:
-        TypeError: unsupported or mixed dtypes.
-        ValueError: shapes that do not fit together, head dims outside 16..256.
+        TypeError: dtypes are unsupported or mixed.
+        ValueError: shapes do not fit together, or head dims are outside 16..256.
     """
     check_whole(OP, "block", block, 1, MAX_TOKENS)
     check_whole(OP, "stride", stride, 1, MAX_TOKENS)

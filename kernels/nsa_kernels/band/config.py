@@ -1,4 +1,4 @@
-"""The tiles of attention under a band (notes/bands.md)."""
+"""The tiles of attention under a band (``geometry.Band``). notes/bands.md has measurements."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def value_columns(d: int, dv: int, itemsize: int) -> int:
     """Return the columns of a tile of values in the forward pass: ``dv``, and masked ones.
 
     A row of values gets as many bytes as a row of keys, up to 128, so that both have the same
-    layout in shared memory. If layouts differ, ptxas 12.8 miscompiles rows at odd addresses, which
-    cannot be copied asynchronously: it takes the address of values from a register that was never
-    written.
+    layout in shared memory. Rows at odd addresses cannot be copied asynchronously. If their layouts
+    differ, ptxas 12.8 miscompiles them: it takes the address of values from a register that was
+    never written.
     """
     columns = next_power_of_2(dv)
     return max(columns, min(next_power_of_2(d), 64)) if itemsize == 2 else columns
 
 
 def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
-    """Return the bytes of shared memory that queries, and staged keys and values, take."""
+    """Return the bytes of shared memory for the queries and for the staged keys and values."""
     d, dv, size = q.shape[3], v.shape[3], q.element_size()
     row = (next_power_of_2(d) + value_columns(d, dv, size)) * size
     return row * (tiles.block_n * tiles.num_stages + tiles.block_m)
@@ -103,8 +103,8 @@ def walk_shares(band: Band, programs: int, rows: int, processors: int) -> int:
 
     With a window, all key tiles are seen by about equally many queries, so two programs for each
     multiprocessor are enough (four for packed sequences, whose lengths differ). Without a window,
-    the first key tile is seen by all queries, and the last by hardly any. Small shares balance
-    that, but shares below 256 queries cost more to add up than they save.
+    the first key tile is seen by all queries, and the last by hardly any. Small shares make the
+    programs more equal, but shares below 256 queries cost more to add up than they save.
     """
     if band.window:
         wanted, least = (2 if band.keys is None else 4) * processors // programs, 64

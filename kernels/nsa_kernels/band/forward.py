@@ -1,4 +1,4 @@
-"""The forward launch of attention under a band."""
+"""The forward launch of attention under a band (``geometry.Band``)."""
 
 from __future__ import annotations
 

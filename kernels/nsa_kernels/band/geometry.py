@@ -16,9 +16,9 @@ from .kernels.geometry import band_tables_kernel
 class Band:
     """The keys that a query sees. A key covers ``block`` tokens, and keys begin ``stride`` tokens
     apart. A query sees the last ``window`` (0: all) of the keys whose tokens are all at or before
-    it. Packed ``sequences`` have tables, int32. ``keys`` [2,T] has the first key of each query and
-    the end of its keys. ``queries`` [2,N] has the first query of each key and the end of its
-    queries."""
+    the query. Packed ``sequences`` have two int32 tables. ``keys`` [2,T] has the first key of each
+    query, and the end of the query's keys. ``queries`` [2,N] has the first query that sees each
+    key, and the end of these queries."""
 
     block: int
     stride: int
@@ -73,8 +73,8 @@ def packed_band(
 class Behind:
     """Queries that are the last tokens of their sequences, after ``first`` other tokens.
 
-    Packed sequences have ``cu_queries`` and ``cu_tokens`` instead, int32 [sequences + 1]: where the
-    queries and the tokens of each sequence begin.
+    Packed sequences have ``cu_queries`` and ``cu_tokens`` instead of ``first``. They are int32
+    [sequences + 1], and say where the queries and the tokens of each sequence begin.
     """
 
     first: int

@@ -1,4 +1,4 @@
-"""The forward launches of attention under a band on Hopper (``kernels/hopper.py``)."""
+"""The forward launches, on Hopper, of attention under a band (``geometry.Band``)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ROWS, GROUPS = 64, 2
 KEYS, SLOTS = 128, 2
 """Keys of a tile, and tiles in shared memory at once."""
 REGISTERS = 240
-"""Registers of a thread that computes. The rest of the 64 Ki is left to the warp that copies."""
+"""Registers of a thread that computes. The rest of the 64 Ki are for the warp that copies."""
 HEAD_DIM = 128
 LEAST_PIECES, LEAST_KEYS = 3, 64
-"""The fewest pieces (128 queries of a head) for each multiprocessor, and the fewest keys. With
-fewer, the Triton kernel is faster, since its tiles are smaller and spread more evenly."""
+"""The fewest pieces (128 queries of a head) for each multiprocessor, and the fewest keys. Below
+these, the Triton kernel is faster, since its tiles are smaller and spread more evenly."""
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:

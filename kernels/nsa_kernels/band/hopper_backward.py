@@ -1,5 +1,5 @@
-"""The backward launches of attention under a band that is a branch of a gated sum, on Hopper
-(``kernels/hopper_dq.py``, ``kernels/hopper_dkv.py``)."""
+"""The backward launches, on Hopper, of attention under a band (``geometry.Band``), if it is a
+branch of a gated sum."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .geometry import Band
 from .hopper import GROUPS, REGISTERS, ROWS
 
 SLOTS = 4
-"""Tiles in shared memory at once: of 64 keys for dq, and of 64 queries for dk and dv."""
+"""How many tiles are in shared memory at once: for dq, of 64 keys; for dk and dv, of 64 queries."""
 TILE = 64
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, band: Band) -> bool:
-    """Return whether the kernels for Hopper take these tensors. dq also needs ``in_pairs``, dk and
-    dv need ``fills_device``. ``grad`` [B,T,HQ,D] is the gradient of the gated sum."""
+    """Return whether the kernels for Hopper take these tensors. The kernel of dq also needs
+    ``in_pairs``, the other ``fills_device``. ``grad`` [B,T,HQ,D] is the gated sum's gradient."""
     return grad.dtype == q.dtype and in_rows(grad) and hopper.fits(q, k, v, band)
 
 
@@ -59,8 +59,8 @@ def launch_dq(
     band: Band,
     sm_scale: float,
 ) -> None:
-    """Fill dq [B,T,HQ,D], contiguous, or add to it if it is ``gated.dq``. One launch for each batch
-    entry."""
+    """Fill dq [B,T,HQ,D], contiguous, or add to it if it is ``gated.dq``. Each batch entry has its
+    own launch."""
     from .kernels.hopper_dq import band_hopper_dq_kernel  # fails in some versions of Triton
 
     t, hq, d = q.shape[1:]
@@ -98,8 +98,8 @@ def launch_dkv(
     band: Band,
     sm_scale: float,
 ) -> None:
-    """Fill dk and dv [B,N,H,D], contiguous. One launch for each batch entry, and one to add up
-    shares."""
+    """Fill dk and dv [B,N,H,D], contiguous. Each batch entry has its own launch. One more launch
+    adds up shares."""
     from .kernels.hopper_dkv import band_hopper_dkv_kernel
 
     b, t, hq, d = q.shape

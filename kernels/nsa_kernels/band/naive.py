@@ -1,8 +1,8 @@
 """The window and compression branches as the paper defines them (arXiv 2502.11089).
 
-Both compute equation 2. The window branch has the keys of section 3.3.3, which are the last
-``window`` ones. The compression branch has the keys of equation 7, which are the compressed keys
-whose tokens have all been seen.
+Both compute equation 2. The window branch uses the last ``window`` keys (section 3.3.3). The
+compression branch uses the compressed keys whose tokens are all at or before the query (equation
+7).
 """
 
 from __future__ import annotations

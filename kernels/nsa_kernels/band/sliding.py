@@ -26,8 +26,8 @@ def sliding_window(
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32, any strides.
         k: [B, T, H, D], same dtype; HQ is a multiple of H. v: [B, T, H, Dv].
-        cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. A
-            query sees only keys of its own sequence. Must not decrease.
+        cu_seqlens: int32 [sequences + 1], if B = 1 and the sequences are packed along T. A query
+            sees only keys of its own sequence. The values of cu_seqlens must not decrease.
         window: number of keys that a query sees, including its own; >= 1.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
 
@@ -35,8 +35,8 @@ def sliding_window(
         out [B, T, HQ, Dv] in q's dtype; lse [B, T, HQ] float32, natural (strides of [B, HQ, T]).
 
     Raises:
-        TypeError: unsupported or mixed dtypes.
-        ValueError: shapes that do not fit together, head dims outside 16..256, window < 1.
+        TypeError: dtypes are unsupported or mixed.
+        ValueError: shapes do not fit together, head dims are outside 16..256, or window < 1.
     """
     check_whole(OP, "window", window, 1)
     scale = softmax_scale(OP, q, sm_scale)

@@ -1,4 +1,4 @@
-"""``selection_attention``: a policy chooses the kernel or packed SDPA; a report counts both."""
+"""``selection_attention``: a policy chooses the kernel or packed SDPA, and a report counts both."""
 
 from __future__ import annotations
 

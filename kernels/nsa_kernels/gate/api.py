@@ -39,7 +39,7 @@ def selection_attention(
 ) -> torch.Tensor:
     """Attention of each row's h queries over the union of the row's spans.
 
-    A policy chooses the kernel or the fallback, ``packed_sdpa``. Each group has its own ranges.
+    A policy chooses the kernel or the fallback, which is ``packed_sdpa``.
 
     Args:
         q: [B, S, G, h, D]; the kernel takes float16, bfloat16 and float32.
@@ -56,8 +56,8 @@ def selection_attention(
         out [B, S, G, h, Dv] in q's dtype, contiguous; 0 where a row selects nothing.
 
     Raises:
-        TypeError, ValueError: inputs that do not fit the contract.
-        Other errors of the kernel, unless the policy says ``on_error="fallback"``.
+        TypeError, ValueError: the inputs are wrong.
+        Other errors of the kernel are raised unless the policy says ``on_error="fallback"``.
     """
     if selected_len is not None:
         check_whole(OP, "selected_len", selected_len, 0)
@@ -118,7 +118,7 @@ def _route(
     *,
     compiled: bool = False,
 ) -> torch.Tensor:
-    """Call the kernel or the fallback. ``compiled``: the operator calls, in a compiled program."""
+    """Call the kernel or the fallback. ``compiled``: whether the call is in a compiled program."""
     if selected_len is not None:
         length = selected_len
     elif k.dim() == 4:

@@ -41,7 +41,7 @@ REGIMES: dict[str, tuple[str, ...]] = {
 }
 """How a call is made: from Python (``queue``), compiled (``device``), or in a capture (``graph``).
 
-If a regime has no threshold, those of the regimes in its tuple are used, then ``min_len``."""
+If a regime has no threshold, the regimes in its tuple are asked in turn, and then ``min_len``."""
 
 
 def regime_of(mode: Mode) -> str:
@@ -66,13 +66,13 @@ class Policy:
     """Settings of ``selection_attention``.
 
     Attributes:
-        enabled: False never uses the kernel.
+        enabled: False means that the kernel is never used.
         min_len: smallest selected length at which the kernel is used: one number, or one for each
-            GPU name as CUDA reports it; None means never. A GPU that is not listed: never.
+            GPU name as CUDA reports it. None means never, also for a GPU that is not listed.
         by_regime: thresholds of some regimes (``REGIMES``), which replace ``min_len`` in them.
             Calls from Python need a higher threshold than a graph if the host limits their speed.
-        group_kernels: False avoids the kernels that take all heads of a group at once. All kernels
-            for ranges do that, so packed SDPA is used instead.
+        group_kernels: False avoids kernels that take all heads of a group at once. All kernels for
+            ranges take them at once, so packed SDPA is used instead.
         force: use the kernel whatever ``min_len`` says.
         on_error: "raise" lets an error in the kernel through; "fallback" counts it, logs it once
             and uses packed SDPA.

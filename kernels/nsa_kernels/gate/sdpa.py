@@ -1,4 +1,4 @@
-"""The fallback: the selected keys packed by torch operations, then PyTorch's own attention."""
+"""The fallback: torch operations pack the selected keys, then PyTorch's own attention runs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def packed_sdpa(
         out [B, S, G, h, Dv], contiguous; a row that selects nothing gives 0 and zero gradients.
 
     Raises:
-        TypeError, ValueError: inputs that do not fit together, as ``selection_ranges``.
-        RuntimeError: a row that selects more than ``selected_len`` (on a GPU an assertion on the
-            device); torch.func transforms an input.
+        TypeError, ValueError: inputs do not fit together, as for ``selection_ranges``.
+        RuntimeError: a row selects more than ``selected_len`` keys (on a GPU, an assertion on the
+            device fails), or torch.func transforms an input.
     """
     _check(q, k, v)
     softmax_scale("packed_sdpa", q, sm_scale)
@@ -103,7 +103,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def _no_autocast(q: torch.Tensor) -> AbstractContextManager[None]:
-    """Switch autocast off, so that results have the dtype of q, as with the kernel."""
+    """Switch autocast off, so that results have the dtype of q, as the kernel's results do."""
     kind = q.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 

@@ -54,28 +54,28 @@ def parallel_nsa(
 
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is any
-            multiple of H, D and Dv in 16..256.
+            multiple of H, and D and Dv are in 16..256.
         g_cmp, g_slc, g_swa: gates [B, T, HQ], of any floating dtype.
         block_indices: integers [B, T, H, S], counted from the start of the query's sequence. If
             None, the blocks are chosen by the weights of the compressed keys, which needs g_cmp.
-        block_counts: without block_indices, how many blocks a query selects, at least three: the
-            first, the last two, then blocks by descending weight. Among equal weights, the lowest
-            index is chosen. Integers [B, T, H] give each query its own count, of the chosen blocks
-            or of block_indices, from the front. Without block_indices, the largest count is read on
-            the host. A single number does not shorten block_indices.
+        block_counts: how many blocks a query selects, if there are no block_indices: at least three
+            (the first and the last two), then those with the largest weights. Among equal weights,
+            the lowest index is chosen. Integers [B, T, H] give each query its own count, and the
+            largest count is read on the host. With block_indices, such counts say how many of the
+            row's first blocks are used, and a single number has no effect.
         block_size: 16, 32, 64 or 128.
         window_size: number of keys in the window, including the query's own; 0: no window.
         scale: positive factor on q.k; 1/sqrt(D) when None.
-        cu_seqlens: integers [sequences + 1], of sequences packed in B = 1, or a pair of the same
-            tensor.
+        cu_seqlens: integers [sequences + 1], if B = 1 and sequences are packed; or a pair that has
+            the same tensor twice.
 
     Returns:
         [B, T, HQ, Dv] in q's dtype. Unlike in fla-core, a repeated block counts once, a query
         without blocks gets 0, and the number of blocks is not rounded up to a power of two.
 
     Raises:
-        TypeError: unsupported or mixed dtypes.
-        ValueError: arguments that do not fit together; fewer queries than keys.
+        TypeError: dtypes are unsupported or mixed.
+        ValueError: arguments do not fit together, or there are fewer queries than keys.
     """
     _check_tensors(q, k, v)
     for name, gate in (("g_cmp", g_cmp), ("g_slc", g_slc), ("g_swa", g_swa)):
@@ -234,7 +234,7 @@ def _slots(block_indices: torch.Tensor, counts: torch.Tensor | None) -> torch.Te
     return torch.where(slot < counts.unsqueeze(-1), index, -1)
 
 
-# The largest count must be read from the device, so the graph breaks here in any case.
+# The largest count must be read from the device, so a compiled graph breaks here in any case.
 @torch.compiler.disable
 @torch.no_grad()
 def _choose(
@@ -247,7 +247,7 @@ def _choose(
     cu: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return chosen blocks, int32 [B, T, H, S], forced ones first. S is the largest count."""
+    """Return chosen blocks, int32 [B, T, H, S], FORCED ones first. S is the largest count."""
     if q.shape[0] * q.shape[1] == 0:
         return torch.empty((*counts.shape, FORCED), dtype=torch.int32, device=q.device)
     slots = max(FORCED, min(int(counts.max()), -(-q.shape[1] // block_size)))

@@ -5,7 +5,7 @@
     model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="nsa")
 
 Training and prefill run through ``nsa_attention``. A token with a cache runs through
-``decode_step``. Its compressed keys are computed from the model's own cache in each step. The
+``decode_step``, for which each step computes compressed keys from the model's own cache. The
 model's config has sizes and fixed gates (``Settings``). ``add_gates`` makes the gates learned.
 """
 
@@ -57,9 +57,9 @@ PACKED = (
     "DataCollatorWithFlattening(return_flash_attn_kwargs=True) does"
 )
 PAGED = ("block_table", "read_index")
-"""What Transformers' continuous batching passes besides the tensors."""
+"""Arguments that only Transformers' continuous batching passes."""
 ASCENDS = "_nsa_ascends"
-"""The attribute of position_ids with the tensor's version for which they were checked."""
+"""An attribute of position_ids: the version of the tensor at which it was last checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def _weigh(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def _is_of_packed(function: Any) -> bool:
     """Return whether a mask function combines only the causal mask and masks of packed sequences.
 
-    They are closures of Transformers, recognised by their names and by what they close over.
+    These masks are closures of Transformers, known by their names and by what they close over.
     """
     if function is causal_mask_function:
         return True
@@ -226,13 +226,14 @@ def causal_mask(
 ) -> torch.Tensor | None:
     """Return the mask of a forward for Transformers: None, since NSA is causal anyway.
 
-    An empty mask means that Transformers has detected packed sequences. ``attention_forward`` takes
-    it only with ``cu_seq_lens_q``. Compiled, a mask of one element is True if none are packed.
+    If Transformers has detected packed sequences, the mask is empty. ``attention_forward`` takes an
+    empty mask only with ``cu_seq_lens_q``. In a compiled graph, a mask of one element is True if no
+    sequences are packed.
 
     Raises:
         ValueError: the batch is padded (one value is read from the device), or the model needs
             windows, chunks, caches of fixed size, or masks that are not causal.
-        RuntimeError: the same for a compiled model, when it runs. On a GPU, an assertion fails.
+        RuntimeError: the same, when a compiled model runs. On a GPU, an assertion fails.
     """
     compiling = torch.compiler.is_compiling()
     require(
@@ -291,10 +292,10 @@ def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: 
 def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
     """Raise ValueError if positions begin again, as in packed sequences.
 
-    By default, a forward has a cache. Then Transformers makes no mask for packed sequences, and
-    they would be computed as one sequence. The layers of a forward share the positions, which are
-    read from the device once in each forward, and never in a graph. Positions with three axes, as
-    for images, are not checked.
+    With a cache, which is the default, Transformers makes no mask for packed sequences. So they
+    would be computed as one sequence. All layers of a forward share the positions, which are read
+    from the device once in each forward, and never in a graph. Positions with three axes, as for
+    images, are not checked.
     """
     if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
         return
@@ -315,7 +316,7 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
     b, hq, t, _ = query.shape
     if hasattr(module, "nsa_gates"):
         values: torch.Tensor | None = module.nsa_gate_values
-        module.nsa_gate_values = None  # otherwise they keep the autograd graph alive
+        module.nsa_gate_values = None  # otherwise, the values keep the autograd graph alive
         require(
             values is not None and values.shape == (b, t, hq, 3),
             f"{OP}: the gates of a layer are computed by its forward; call the layer itself",
@@ -356,19 +357,19 @@ def attention_forward(
     """Compute NSA for a layer, as the ``AttentionInterface`` of Transformers calls it.
 
     Args:
-        module: the layer, with ``config``; gates by ``add_gates``.
+        module: the layer, with ``config``, and with gates if ``add_gates`` made them.
         query: [B, HQ, Tq, D]. key: [B, H, T, D]. value: [B, H, T, Dv]. HQ is a multiple of H, and
             the queries are the last Tq of T tokens. If their dtypes differ, all are cast to the
             dtype of autocast, or without autocast to the dtype of value.
         scaling: factor on q.k; 1/sqrt(D) when None.
-        kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], of sequences packed in B = 1;
-            ``position_ids`` [B or 1, T], which ascend by 1 without it.
+        kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], if sequences are packed and B = 1;
+            ``position_ids`` [B or 1, T], which must ascend by 1 if there is no ``cu_seq_lens_q``.
 
     Returns:
-        [B, Tq, HQ, Dv], and None for weights.
+        [B, Tq, HQ, Dv], and None instead of weights.
 
     Raises:
-        TypeError, ValueError: as ``nsa_attention`` and ``decode_step``. Also ValueError for a
+        TypeError, ValueError: as from ``nsa_attention`` and ``decode_step``. Also ValueError for a
             request that NSA cannot serve, such as dropout.
     """
     _refuse(module, attention_mask, dropout, kwargs)
@@ -422,7 +423,7 @@ def _with_backward(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attend with queries after a cache, with a backward: return the last rows of a prefill."""
+    """Attend with the last tokens, with a backward: return the last rows of a prefill."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

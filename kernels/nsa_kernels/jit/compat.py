@@ -55,8 +55,8 @@ def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
     return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
 
 
-# Defined twice instead of reading INTERPRETED: in every launch, Triton compares each global that a
-# kernel reads with its earlier value, which takes 0.7 us.
+# These functions are defined twice, and do not read INTERPRETED. In every launch, Triton compares
+# each global that a kernel reads with its earlier value, which takes 0.7 us.
 if INTERPRETED:
 
     @triton.jit
@@ -85,9 +85,9 @@ else:
         return x.to(dtype)
 
 
-# Programmatic dependent launch (sm_90 and later): programs of the next launch may start once all
-# programs of this launch have called ``start_next_launch``. Before the next launch reads what this
-# launch wrote, it calls ``wait_for_last_launch``.
+# Programmatic dependent launch (PDL, sm_90 and later): programs of the next launch may start once
+# all programs of this launch have called ``start_next_launch``. Before the next launch reads what
+# this launch wrote, the next launch calls ``wait_for_last_launch``.
 if HAS_PDL:
 
     @triton.jit
@@ -130,7 +130,7 @@ only for versions that these kernels were tested with. Others use the kernels in
 
 PIPELINES_GATHERS: bool = TRITON_VERSION >= (3, 2, 0)
 """Whether a pipelined loop may load addresses, and load from them in the same iteration. Triton 3.1
-cannot compile that: "operation scheduled before its operands"."""
+cannot compile such loops: "operation scheduled before its operands"."""
 
 
 def check_version() -> None:

@@ -1,4 +1,4 @@
-"""Merge the shares of a row in the order of their slots, so that timing changes no result."""
+"""Merge the shares of a row, in the order of their slots in memory, so timing changes no result."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def merge_shares(
     BLOCK_S: tl.constexpr,
     PAGED: tl.constexpr,
 ):
-    """Merge the shares of head ``h`` of a row, and store the result at ``offset``. PAGED: all keys
-    of a row may be absent."""
+    """Merge the shares of head ``h`` of a row, and store the result at ``offset``. If PAGED, all
+    keys of a row may be absent."""
     cols = tl.arange(0, BLOCK_DV)
     out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
     tl.store(out_ptr + offset * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)

@@ -34,7 +34,7 @@ def attend_paged_tile(
     PAGE: tl.constexpr,
     LATE: tl.constexpr,
 ):
-    """``attend_tile`` for keys at positions ``key`` (int32) of an entry. Its page i is table[i].
+    """Do ``attend_tile`` for keys at positions ``key`` (int32) of an entry; table[i] is its page i.
 
     Keys of a page outside 0 .. n_pages - 1 are absent: they are not read, and have no weight. If
     all keys of a row are absent, its maximum is NOT_THERE and its output is 0.

@@ -103,8 +103,8 @@ def late(q, now, LATE: tl.constexpr):
     """Return ``q``. If LATE, it depends on ``now``, which is always true, unknown to the compiler.
 
     Without LATE, q is staged in shared memory before the loop, and the first keys are loaded only
-    after q has arrived. That is a round trip to memory, which matters if programs are few. With
-    LATE, q is staged again for every tile, which matters if programs are many.
+    after q has arrived. This wait matters if there are few programs. With LATE, q is staged again
+    for every tile. This extra work matters if there are many programs.
     """
     if LATE:
         q = tl.where(now, q, tl.zeros_like(q))

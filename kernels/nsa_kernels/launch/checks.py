@@ -19,7 +19,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_DIM, MAX_DIM = 16, 256
 MAX_HEADS = (1 << 15) - 1
 """The most heads. The second axis of a CUDA grid takes 65,535 programs, and some launches need two
-for each head, for its keys and its values."""
+programs for each head: for its keys and for its values."""
 MAX_TOKENS = 1 << 30
 """The most tokens, so that sums of positions in kernels fit in int32."""
 MAX_BLOCKS = 1 << 16
@@ -99,7 +99,7 @@ def check_device(op: str, x: torch.Tensor) -> None:
 
 
 def check_no_backward(op: str, *inputs: torch.Tensor) -> None:
-    """Raise ValueError if autograd wants a gradient. For ops without a backward."""
+    """Raise ValueError if autograd wants a gradient of an op without a backward."""
     if torch.is_grad_enabled():
         for x in inputs:
             if x.requires_grad:
@@ -110,7 +110,7 @@ def check_no_backward(op: str, *inputs: torch.Tensor) -> None:
 
 
 def check_no_config(op: str, config: object) -> None:
-    """Raise ValueError if a config is given. For calls by an operator, which cannot take one."""
+    """Raise ValueError if a config is given to a call by an operator, which cannot take one."""
     require(
         config is None,
         f"{op}: leave config out under torch.compile and if an input requires a gradient",
@@ -131,8 +131,8 @@ def check_qkv(
     Raises:
         TypeError: a dtype that is not among ``dtypes``, or dtypes that differ.
         RuntimeError: torch.func transforms an input.
-        ValueError: no dimension, devices that differ or run no kernels, head dims that differ or
-            are outside 16..256, or more than MAX_HEADS heads.
+        ValueError: a tensor has no dimension, devices differ or run no kernels, head dims differ or
+            are outside 16..256, or there are more than MAX_HEADS heads.
     """
     check_transforms(op, q, k, v)
     if not (q.dim() and k.dim() and v.dim()):

@@ -2,8 +2,8 @@
 
 Rules replace autotuning at run time. So the first call needs no trials, and two runs on one GPU
 agree bit for bit. The rules come from sweeps on an H200 (notes/rows.md). They adapt to other
-devices by the number of multiprocessors and the bytes of shared memory. Tiles from a file that
-``python -m nsa_kernels.tune`` wrote have precedence over the rules.
+devices by the number of multiprocessors and the bytes of shared memory. If a file that ``python -m
+nsa_kernels.tune`` wrote has a tile, that tile is used instead of the rule's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Config:
     A tile has ``block_h`` heads and ``block_l`` keys. ``splits`` programs share a row, and each
     takes ``chunk`` keys (0: the kernel computes the number on the device). ``head_tiles`` programs
     cover all heads. ``selection_varlen`` sets ``splits`` to 1 if no row is split, and to 0 if rows
-    are split into work items of ``chunk`` keys. ``late``: load the first keys before q has arrived
-    (``jit.tiles.late``). ``tuned``: the tile is from the file that ``nsa_kernels.tune`` wrote.
+    are split into work items of ``chunk`` keys. If ``late``, the first keys are loaded before q has
+    arrived (``jit.tiles.late``). If ``tuned``, ``nsa_kernels.tune`` has found the tile.
     """
 
     block_h: int
@@ -98,7 +98,7 @@ def fit_tile(
 
 
 RULE = "rule"
-"""Stands for the tile of the rule, even if there is a tuned tile."""
+"""This value stands for the tile of the rule, even if there is a tuned tile."""
 Given = Tile | Literal["rule"] | None
 """A tile, or RULE. None: the tuned tile if there is one, else the tile of the rule."""
 
@@ -109,7 +109,7 @@ def crowd_of(programs: int, processors: int) -> str:
 
 
 def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
-    """Return the name of a shape class. Its shapes share a tile. ``length``: keys of a program."""
+    """Return the name of a class of shapes that share a tile. A program has ``length`` keys."""
     reach = min(max(next_power_of_2(length), 64), 2048)
     return f"{op}-{crowd}-{'narrow' if narrow else 'wide'}-{reach}"
 

@@ -31,11 +31,11 @@ class Differentiable:
     """A launch with a backward: an operator if traced, an autograd function in eager mode.
 
     Args:
-        name: of the operator. The operator of its backward is ``NAME_backward``.
+        name: name of the operator. The operator of its backward is ``NAME_backward``.
         launch, backward: functions of tensors and numbers, which return a tensor or a tuple.
-        keep: keep(ctx, inputs, output) saves what the backward needs.
-        differentiate: differentiate(ctx, backward, *gradients) returns the gradients of all inputs.
-            It calls ``backward``, which is the function or its operator.
+        keep: function that saves what the backward needs: keep(ctx, inputs, output).
+        differentiate: function that returns the gradients of all inputs: differentiate(ctx,
+            backward, *gradients). It calls ``backward``, which is the function or its operator.
         fakes: two functions that make empty results of the launch and of its backward.
     """
 

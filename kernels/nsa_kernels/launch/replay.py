@@ -15,7 +15,7 @@ and calls the compiled kernels.
 
 A call is never replayed
 
-- if a gradient is wanted, a profiler or hook watches launches, or torch.func transforms the call;
+- if a gradient is wanted, if a profiler or hook watches launches, or in a torch.func transform;
 - if an argument is not a plain tensor, a number or None;
 - if it does more than launch kernels on its arguments and on memory from ``torch.empty``.
 """
@@ -60,15 +60,15 @@ ENABLED: bool = os.environ.get(VARIABLE) != "triton" and (
 TAKES_CONSTANTS: bool = TRITON_VERSION >= (3, 3, 0)
 """Whether compiled kernels also take their constants as arguments."""
 MOST_PROGRAMS = 1024
-"""How many recorded programs are kept for a function. Then the oldest is dropped."""
+"""How many recorded programs a function keeps. If there are more, the oldest is dropped."""
 MOST_SEEN = 256
-"""How many signatures of first calls are kept for a function. Then the oldest is dropped."""
+"""How many signatures of first calls a function keeps. If there are more, the oldest is dropped."""
 MOST_DESCRIPTORS = 256
-"""Descriptors that are kept for each tensor of a launch."""
+"""The most descriptors that are kept for each tensor of a launch."""
 DESCRIPTION = frozenset(("swizzle", "elem_size", "elem_type", "block_size"))
 """Keys of Triton's metadata that are needed to make a descriptor without Triton's launcher."""
 ALIGNMENT = 256
-"""Bytes to which the parts of a workspace are aligned."""
+"""The parts of a workspace begin at multiples of this number of bytes."""
 
 _ALLOCATIONS = ("empty", "empty_like", "empty_strided")
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -87,7 +87,7 @@ def undisturbed() -> bool:
         return hooks is None and os.environ.get("TRITON_DEBUG", "0") != "1"
     runtime = triton.knobs.runtime
     return not (
-        # From Triton 3.5, this is a chain of hooks, which may be empty. Before, one hook or None.
+        # From Triton 3.5, this is a chain of hooks, maybe empty. Before 3.5, it is a hook or None.
         getattr(runtime.launch_enter_hook, "calls", runtime.launch_enter_hook)
         or getattr(runtime.launch_exit_hook, "calls", runtime.launch_exit_hook)
         or runtime.debug
@@ -169,7 +169,7 @@ def _keep(entries: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> No
 
 
 class Place(NamedTuple):
-    """Where a tensor is: the number of its memory (inputs first, then allocations), its offset in
+    """Where a tensor is: the index of its memory (inputs first, then allocations), its offset in
     bytes, and its layout.
 
     ``described``: shape and strides of the descriptor (``launch.descriptors``) that a kernel takes
@@ -198,7 +198,7 @@ class Place(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The address during the recording, the size in bytes, and the device."""
+    """An input or allocation: its address during the recording, its size in bytes, its device."""
 
     start: int
     bytes: int
@@ -417,8 +417,8 @@ class Program:
             partial(torch.empty_strided, size, stride, dtype=dtype, device=device)
             for size, stride, dtype in layouts
         ]
-        # Launches take their arguments from a list: starts of memories, addresses
-        # within them, other values.
+        # Launches take their arguments from a list: first the starts of memories, then
+        # addresses within memories, then other values.
         self._inner: dict[tuple[int, int], int] = {}
         first = inputs + len(self._rooms)
         for launch in self.launches:
@@ -493,7 +493,7 @@ class Program:
             run = copy.copy(run)
             run.launch = inner
             pick = partial(_pick_described, pick, makers)
-        # The Nones stand for the metadata of hooks and for two hooks.
+        # The three Nones stand for the metadata of hooks, and for two hooks.
         fixed = (compiled.function, compiled.packed_metadata, None, None, None)
         return run, (*grid, 1, 1)[:3], fixed, pick
 

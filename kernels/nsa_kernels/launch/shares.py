@@ -1,4 +1,4 @@
-"""Merge the shares of each row, in the second launch of a split call, one program for each head.
+"""Merge the shares of each row, in the second launch of a split call.
 
 A call is split if several programs each compute a share of a row, and store it in a slot of a
 workspace. Shares are merged in the order of their slots, so the result does not depend on timing. A
@@ -16,14 +16,14 @@ from .device import dependent_launch, launch_options
 from .sizes import cdiv, next_power_of_2
 
 MANY_PROGRAMS = 1024
-"""Up to this number of rows times heads, a program of a merge takes one row, beyond it several."""
+"""A merge with more rows times heads than this takes several rows in a program."""
 
 
 class Shares(NamedTuple):
     """Results of the first launch of a split call, to be merged if ``splits`` is over 1.
 
     Rows that one program computed alone are already in ``out`` and ``lse``. ``part`` and ``plse``
-    are a ``workspace``. ``table``: see ``merge``.
+    are a ``workspace``. ``merge`` explains ``table``.
     """
 
     out: torch.Tensor
@@ -56,9 +56,9 @@ def merge(
     """Write ``out`` [..., H, Dv] and ``lse`` [..., H] of the rows that were split.
 
     Args:
-        table: int32 [rows, 2], first slot and number of shares of each row, written by the first
-            launch. None: each row has ``n_slots`` shares, in the order of rows.
-        n_slots: shares of each row; with a table, the largest number that is expected.
+        table: int32 [rows, 2], written by the first launch: the first slot and the number of shares
+            of each row. None: each row has ``n_slots`` shares, in the order of rows.
+        n_slots: number of shares of each row; with a table, the largest number that is expected.
         slots: number of slots of the workspace; needed with a table.
         paged: whether all keys of a share may be absent (``jit.pages``).
     """
@@ -89,8 +89,9 @@ def merge(
 def room_for_shares(
     dk: torch.Tensor, dv: torch.Tensor, shares: int
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return memory for the shares of dk and of dv, and the elements from one share to the next. A
-    single share is dk or dv itself. Several shares are float32, to be added by ``add_shares``."""
+    """Return memory for the shares of dk, memory for the shares of dv, and the elements from one
+    share to the next. A single share is dk or dv itself. Several are float32, for ``add_shares``.
+    """
     stride = dk.numel() + dv.numel()
     if shares == 1:
         return dk, dv, stride

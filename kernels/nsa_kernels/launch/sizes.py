@@ -11,7 +11,7 @@ from .checks import require
 
 LOG2_E = 1.4426950408889634
 GRID = 65_535
-"""The most programs along the second and along the third axis of a grid."""
+"""The most programs along the second axis of a CUDA grid, and along its third axis."""
 
 
 def scale_log2(sm_scale: float | None, head_dim: int) -> float:

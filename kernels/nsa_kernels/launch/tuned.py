@@ -30,7 +30,7 @@ def tuned_file(gpu: str) -> Path:
 
 @functools.cache
 def tuned_tiles(device: torch.device) -> Mapping[str, Tile]:
-    """Return the tuned tile of each shape class on a device; empty if nothing was tuned.
+    """Return the tuned tile of each shape class on a device, or nothing if none was tuned.
 
     Raises:
         ValueError: the file does not hold tiles.

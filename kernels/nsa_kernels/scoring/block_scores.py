@@ -38,11 +38,11 @@ def compressed_attention_with_scores(
 
     Returns:
         out, lse, and scores float32 [B, T, H, ceil(T / block_size)]. The score of a selection block
-        is a sum over the group's heads and the compressed keys that share tokens with it. Each term
-        is the key's weight times the number of strides in common. Not differentiable.
+        is a sum over the group's heads, and over the compressed keys that share tokens with the
+        block. Each term is the key's weight times the number of shared strides. Not differentiable.
 
     Raises:
-        TypeError, ValueError: as ``compressed_attention``; sizes that ``stride`` does not divide.
+        TypeError, ValueError: as ``compressed_attention``, or ``stride`` does not divide a size.
     """
     check_strides(OP, block, stride, block_size)
     scale = softmax_scale(OP, q, sm_scale)
@@ -92,11 +92,11 @@ def block_scores(
     Args:
         q: [B, T, HQ, D]. k: compressed keys [B, N, H, D].
         lse: [B, HQ, T] float32, of the compressed attention, natural.
-        band: without a window; its stride divides ``block_size`` and its block.
+        band: the band of the compressed keys. Its stride divides ``block_size`` and its block.
         cu_seqlens, cu_keys: int32 [sequences + 1], of sequences packed in B = 1 and of their
             compressed keys; blocks are counted from the beginning of a query's sequence.
-        visible: scores of blocks that begin after a query may be left unwritten.
-        behind: the queries are the last of ``tokens`` tokens, and blocks of all tokens are scored.
+        visible: whether scores of blocks that begin after a query may be left unwritten.
+        behind: if given, queries are the last of ``tokens`` tokens, whose blocks are all scored.
     """
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]

@@ -12,21 +12,21 @@ from ..launch.device import device_limits, runs_gluon
 from ..launch.sizes import LOG2_E, cdiv
 
 ROWS = 64
-"""Queries of a piece of work, and tokens of a block."""
+"""How many queries a piece of work has, and also how many tokens a block has."""
 PAIR = 62
-"""Blocks of a piece of work: 31 from each of two tiles of keys."""
+"""How many blocks a piece of work has: 31 from each of two tiles of keys."""
 PARTS, PART, PANEL = 4, 32, 64
-"""A tile of keys has PARTS parts of PART keys, which have the same place in their blocks. A box
-that TMA copies is a part by PANEL columns."""
+"""A tile of keys has PARTS parts of PART keys. All keys of a part have the same place in their
+blocks. TMA copies a part in boxes of PANEL columns."""
 Q_SLOTS = 4
 """The number of heads whose queries are in shared memory at once."""
 REGISTERS = 240
-"""Registers of a thread that computes. The rest of the 64 Ki is left to the warp that copies."""
+"""Registers of a thread that computes. The rest of the 64 Ki are for the warp that copies."""
 HEAD_DIM, BLOCK, STRIDE = 128, 32, 16
 LEAST_PIECES = 2
 """The fewest pieces of work of a batch entry for each multiprocessor. On an H200, 4,096 tokens and
-4 key heads have as many. The kernel was measured from 8,192 tokens, which have three times as many.
-With fewer, the Triton kernel is faster, since its tiles are smaller and spread more evenly."""
+4 key heads give this number, and 8,192 tokens, from which the kernel was measured, three times as
+many. With fewer, the Triton kernel is faster: its tiles are smaller and spread more evenly."""
 LEAST_KEYS = PARTS
 """The fewest keys, so that each part has one."""
 

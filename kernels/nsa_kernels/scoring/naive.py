@@ -52,7 +52,7 @@ def naive_select_blocks(
     chosen. Negative scores and NaN count as 0.
 
     Returns:
-        int64 [B, T, H, min(count, n_blocks)], in the order of choice, then -1.
+        int64 [B, T, H, min(count, n_blocks)]: blocks in the order of choice, then -1.
     """
     position = first_position + torch.arange(scores.shape[1], device=scores.device)
     own = (position // block_size)[:, None, None]

@@ -1,4 +1,4 @@
-"""Select blocks for each query: the forced ones, then the highest scores.
+"""Select blocks for each query: the forced blocks (the first and the last), then the best scores.
 
 Among equal scores, the lowest index is chosen, here and in ``naive``.
 """
@@ -104,7 +104,7 @@ def _launch(
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """A program takes ``rows`` rows one by one, with their scores in groups of ``members``."""
+    """A program takes ``rows`` rows in turn. The scores of a row are in groups of ``members``."""
 
     members: int
     rows: int
@@ -140,14 +140,14 @@ def launch_top_n(
     Args:
         window: with T = 1, the result is [B, 2, H, count, 2]: the selected blocks, and the last
             ``window`` keys as one span.
-        pdl: the launch may start while the launch before it runs.
+        pdl: whether the launch may start while the launch before it runs.
         spans: False returns block numbers [B, T, H, count], and -1 in unused slots.
         cu_seqlens: int32 [sequences + 1], with B = 1. Blocks are counted from the beginning of a
             query's sequence, and queries in no sequence select nothing.
         positions: int32 [B], which are added to ``first_position``. Queries before 0 select
             nothing, and queries after ``last_position`` select what a query there selects.
-        cu_tokens: int32 [sequences + 1], with ``cu_seqlens``: the queries are the last tokens of
-            their sequences. Spans are counted from the first token of all sequences.
+        cu_tokens: int32 [sequences + 1], only with ``cu_seqlens``. Then the queries are the last
+            tokens of their sequences, and spans are counted from the first token of all sequences.
     """
     b, t, h, n_blocks = scores.shape
     check_device("select_blocks", scores)

@@ -96,22 +96,22 @@ def decode_step(
             The query is the last of these tokens. The values stay on the device, so that one CUDA
             graph serves all steps of a generation. An entry of 0 tokens gives 0. More than S tokens
             count as S. None: all entries have S tokens and Nc compressed keys.
-        block_table: int32 [B, n], with ``cache_seqlens``. Then keys and values are paged: k [pages,
-            H, page, D] and v [pages, H, page, Dv] are a pool, of any strides. The tokens of an
-            entry from i * page, up to one page, are in page block_table[entry, i]. S is then n *
-            page. The table is not read past the tokens of an entry. If a page is below 0 or not in
-            the pool, its keys are not attended to. Compressed keys are not paged.
-        n_selected: selected blocks of ``block_size`` tokens: the first, the last two, and the
-            highest scores.
+        block_table: int32 [B, n], only with ``cache_seqlens``. It says that keys and values are
+            paged: k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides, and
+            S is n * page. Token t of an entry is in page block_table[entry, t // page], at place
+            t % page. The table is not read past the tokens of an entry. If a page is below 0 or not
+            in the pool, its keys are not attended to. Compressed keys are not paged.
+        n_selected: number of selected blocks of ``block_size`` tokens: the first, the last two, and
+            those with the highest scores.
         block, stride, block_size, window, sm_scale: as for the branches.
 
     Returns:
         out [B, HQ, Dv] in q's dtype.
 
     Raises:
-        TypeError: unsupported or mixed dtypes, cache_seqlens or block_table not int32.
-        ValueError: shapes that do not fit together, sizes that the branches refuse, an input that
-            requires a gradient.
+        TypeError: dtypes are unsupported or mixed, or cache_seqlens or block_table is not int32.
+        ValueError: shapes do not fit together, the branches refuse a size, or an input requires a
+            gradient.
     """
     attend = _checked_step if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)

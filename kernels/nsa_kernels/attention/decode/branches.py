@@ -1,8 +1,8 @@
 """The branches of one decoded token, each alone, and their gated sum.
 
 Caches are stored head by head, [B, H, tokens, D]. So for each head, a branch reads one consecutive
-span of the cache, or n spans, in place. The kernels of ``selection_rows`` and ``selection_ranges``
-do that. No value is read on the host.
+span of the cache, or n spans, in place, by the kernels of ``selection_rows`` and
+``selection_ranges``. No value is read on the host.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def decode_compressed(
             with ``cache_seqlens``.
 
     Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf for an entry that sees no key.
-    Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens of another dtype,
-    shape or device. A cache is copied unless batch and heads are one axis in memory, as in a
+    Raises what ``selection_rows`` raises, and TypeError or ValueError if cache_seqlens has a wrong
+    dtype, shape or device. A cache is copied unless batch and heads are one axis in memory, as in a
     contiguous cache.
     """
     op = "decode_compressed"
@@ -151,9 +151,9 @@ def decode_window(
         block_table: int32 [B, n] of a paged cache, as in ``decode_step``.
 
     Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf for an entry without a token.
-    Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens and block_table of
-    another dtype, shape or device. Without cache_seqlens, a cache is copied unless batch and heads
-    can be viewed as one axis, as in a contiguous cache.
+    Raises what ``selection_rows`` raises, and TypeError or ValueError if cache_seqlens or
+    block_table has a wrong dtype, shape or device. Without cache_seqlens, a cache is copied unless
+    batch and heads can be viewed as one axis, as in a contiguous cache.
     """
     op = "decode_window"
     _check_cache(op, q, k, v, block_table is not None)
@@ -191,9 +191,9 @@ def decode_selected(
             to these tokens. The values stay on the device. None: all entries have S tokens.
         block_table: int32 [B, n] of a paged cache, as in ``decode_step``.
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``. With
-    ``cache_seqlens``, also raises ValueError if an input requires a gradient, and TypeError or
-    ValueError for a wrong dtype, shape or device.
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises what ``selection_ranges`` raises.
+    With ``cache_seqlens``, also raises ValueError if an input requires a gradient, and TypeError or
+    ValueError if cache_seqlens or block_table has a wrong dtype, shape or device.
     """
     op = "decode_selected"
     _check_cache(op, q, k, v, block_table is not None)
@@ -289,9 +289,9 @@ def decode_scores(
             these tokens are ignored. The values stay on the device. None: all keys count.
 
     Raises:
-        TypeError: unsupported or mixed dtypes, cache_seqlens not int32.
-        ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
-            ``block`` and ``block_size``, an input that requires a gradient.
+        TypeError: dtypes are unsupported or mixed, or cache_seqlens is not int32.
+        ValueError: shapes do not fit together, a device is wrong, ``stride`` does not divide
+            ``block`` and ``block_size``, or an input requires a gradient.
     """
     if traced(q):
         check_no_backward("decode_scores", q, k_cmp, lse)
@@ -353,8 +353,8 @@ def gated_sum(
     """Add up branches [..., Dv], weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
 
     Raises:
-        TypeError: unsupported dtypes, or branches of different dtypes.
-        ValueError: shapes or devices that do not fit together, an input that requires a gradient.
+        TypeError: dtypes are unsupported, or differ between branches.
+        ValueError: shapes or devices do not fit together, or an input requires a gradient.
     """
     if traced(compressed):
         check_no_backward("gated_sum", compressed, selected, window, gates)

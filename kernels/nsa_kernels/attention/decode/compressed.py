@@ -18,12 +18,12 @@ from ...selection.rows.config import rows_config
 from .kernels.compressed import decode_compressed_kernel
 
 TILE: Tile = (64, 4, 4)
-"""Keys, warps, stages. More stages than for ``selection_rows`` hide the stores of logits."""
+"""Keys, warps, stages. It has more stages than ``selection_rows``, to hide stores of logits."""
 LINE = 16
 """The logits of each head begin at a multiple of this, so that kernels load and store vectors."""
 
 LEAST_SHARE = 128
-"""The fewest keys of a share: a multiple of every tile that is used with splits."""
+"""The fewest keys of a share, which one program attends to. It is a multiple of every tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ def launch_compressed(
 ) -> tuple[Shares, torch.Tensor]:
     """Attend with q [N, H, D] to k [N, L, D], v [N, L, Dv]. Return shares of each row, and logits.
 
-    With ``lengths``, the rows of an entry see the keys that end within its tokens, at most L, and
-    the shares have a table. Logits are fp32 [N, H, L rounded up to LINE]. They are undefined past
-    the keys of a row, and everywhere if not ``with_logits``.
+    With ``lengths``, the rows of an entry see the keys that end within the entry's tokens, at most
+    L keys, and the shares have a table. Logits are fp32 [N, H, L rounded up to LINE]. They are
+    undefined past the keys of a row, and everywhere if not ``with_logits``.
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]

@@ -17,9 +17,9 @@ def decode_spans_config(
 ) -> Config:
     """Return the configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
 
-    Rows are split so that there are two programs for each multiprocessor. Even if there are more
-    rows than that, each is split in three. Otherwise the short rows of windows would end early, and
-    the long rows of selections would run on alone.
+    Rows are split so that there are two programs for each multiprocessor. If there are too many
+    rows for that, each row is split in three. If these rows were not split, the short rows of
+    windows would end early, and the long rows of selections would run on alone.
     """
     limits = device_limits(device)
     share = 2 * limits.processors // (rows * cdiv(h, 64))

@@ -1,4 +1,4 @@
-"""The five launches of a decode step. They are few, since launches take most of a short step.
+"""The five launches of a decode step. At short contexts, launches take most of the time.
 
 1. attend to the compressed keys, in shares, and keep the logits;
 2. compute block scores from these logits and the LSEs of the shares;
@@ -6,8 +6,8 @@
 4. attend to the spans, in shares: one row of spans for the selection and one for the window;
 5. merge the shares of the three branches, and add up the gated sum.
 
-On sm_90 and later, launches 3 to 5, and launch 2 if it has few programs, start their programs while
-the launch before still runs. If logits would take more bytes than keys, launch 1 is
+On sm_90 and later, launches 3 to 5 start their programs while the launch before still runs, and so
+does launch 2 if it has few programs. If logits would take more bytes than keys, launch 1 is
 ``selection_rows`` with its own merge, and launch 2 reads the keys again. If a row has more than 64
 spans, ``disjoint_spans`` runs between launches 3 and 4.
 """
@@ -27,8 +27,8 @@ from .kernels.gated_sum import decode_merge_kernel
 from .scores import launch_scores, launch_scores_of_logits
 
 LOGIT_BYTES = 4
-"""Bytes of a logit. If storing and loading logits moves more bytes than the keys have, launch 2
-reads the keys again."""
+"""Bytes of a logit. If it takes more bytes to store and load logits than to load the keys again,
+launch 2 loads the keys."""
 SETS = 2  # rows of spans for each key head: the selected blocks, and the window
 
 

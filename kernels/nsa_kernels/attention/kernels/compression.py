@@ -1,9 +1,9 @@
 """Means of keys and values over overlapping blocks, both in one launch, and their gradients.
 
 A program of the forward makes some compressed keys or values of one head. It adds up the tokens of
-its blocks step by step. Blocks overlap, and tokens that they share are in L1. A program of the
-backward takes some tokens of one head. For each token, it adds up the gradients of the few blocks
-that contain it. No program needs the results of another.
+its blocks step by step. Tokens that overlapping blocks share are in L1. A program of the backward
+takes some tokens of one head. For each token, it adds up the gradients of the few blocks that
+contain the token. No program needs the results of another.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def key_offsets_kernel(
 ):
     """One program: store where the compressed keys of each sequence begin, int32 [sequences + 1].
 
-    It takes BLOCK sequences at a time. A key has LENGTH tokens, at least STRIDE. If cu_seqlens,
-    clamped to [0, T], never decreases, there are at most T // STRIDE keys.
+    The program takes BLOCK sequences at a time. A key has LENGTH tokens, at least STRIDE. If
+    cu_seqlens, clamped to [0, T], never decreases, there are at most T // STRIDE keys.
     """
     total = 0
     tl.store(cu_keys_ptr, 0)
@@ -100,7 +100,7 @@ def compress_kernel(
 ):
     """Program (KEYS compressed keys, head of k and then of v, batch): write k_cmp [B,N,H,D], v_cmp.
 
-    PACKED: key i is number i - cu_keys[s] of its sequence s. Keys in no sequence get 0.
+    If PACKED, key i is key number i - cu_keys[s] of its sequence s. Keys in no sequence get 0.
     """
     batch = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
@@ -165,9 +165,9 @@ def _sum_of_keys(
     LENGTH: tl.constexpr,
     STRIDE: tl.constexpr,
 ):
-    """Return the gradient of the token at each ``place`` of its sequence: the sum over the
-    compressed keys that cover it, divided by LENGTH. The sequence has ``keys`` compressed keys, and
-    the first of them is row ``first_key``."""
+    """Return the gradient of the token at each ``place`` of its sequence: the sum of the gradients
+    of the compressed keys that cover it, divided by LENGTH. The sequence has ``keys`` compressed
+    keys, the first of which is in row ``first_key``."""
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([place.shape[0], BLOCK_D], dtype=tl.float32)
     for before in range((LENGTH + STRIDE - 1) // STRIDE):

@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), forward and backward.
 
-Both are bound by memory: for each row of gates they move four rows of Dv elements. The backward is
-only for the gates, since the backward of each branch multiplies the sum's gradient by the gate.
+Both are bound by memory: for each row of gates they move four rows of Dv elements. The backward
+here is only for the gates. The backward of each branch multiplies the sum's gradient by the gate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _store_gate_gradient(
     real,
     BRANCH: tl.constexpr,
 ):
-    """Store a gate's gradient, and for the branch's backward, gate and gradient again in fp32."""
+    """Store a gate's gradient. For the branch's backward, also store both in fp32."""
     d_gate = tl.sum(grad * branch.to(tl.float32), 1)
     tl.store(weight_ptr + to, _gate(gates_ptr, row, real, BRANCH), mask=real)
     tl.store(rest_ptr + to, d_gate, mask=real)

@@ -1,4 +1,4 @@
-"""Gradients of attention under a band (`forward.py`), deterministic: nothing is added atomically.
+"""Gradients of attention under a band (`geometry.py`), without atomic additions.
 
 ``rest`` (FlashAttention's delta) is what the backward of softmax subtracts from the gradient of
 each weight: rowsum(out * d_out) minus the gradient of the LSE. If the branch is part of a gated
@@ -40,7 +40,7 @@ def band_dq_step(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add to ``acc``, the dQ of a tile of queries, what BLOCK_N keys from ``start`` contribute.
+    """Add what BLOCK_N keys from ``start`` contribute to ``acc``, the dQ of a tile of queries.
 
     If not MASKED, every query sees every key of the tile.
     """
@@ -106,8 +106,8 @@ def band_dq_kernel(
 ):
     """Program (query tile, query head, batch): write dq [B,T,HQ,D] and rest [B,HQ,T].
 
-    GATED: a gate [B,HQ,T] weights the output in a sum. Then ``grad`` is the gradient of the sum,
-    and ``rest`` is an input. ADDED: add dq to the values in memory.
+    If GATED, a gate [B,HQ,T] weights the output in a sum, ``grad`` is the gradient of the sum, and
+    ``rest`` is an input. If ADDED, add dq to the values in memory.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
@@ -174,8 +174,8 @@ def band_dq_kernel(
     tl.store(to, narrow(acc, dq_ptr.dtype.element_ty), mask=mask)
 
 
-# Here N may be specialised (``geometry.KEYS``): N = 1 removes no loop, so ptxas does not crash. If
-# N is a multiple of 16, the loop is 14 instructions shorter (D = 128, sm_90).
+# In this kernel, N may be specialised (``geometry.KEYS``): N = 1 removes no loop, so ptxas does not
+# crash. If N is a multiple of 16, the loop is 14 instructions shorter (D = 128, sm_90).
 @triton.jit
 def band_dkv_kernel(
     q_ptr,
@@ -224,8 +224,8 @@ def band_dkv_kernel(
     """Program (key tile, key head, batch and share): write dk [B,N,H,D] and dv [B,N,H,DV].
 
     The loop goes over the heads of the group and, for each, over the queries that see a key of the
-    tile. ``shares`` programs share it, and store their sums ``share_stride`` elements apart. GATED:
-    as in ``band_dq_kernel``.
+    tile. ``shares`` programs share the loop, and store their sums ``share_stride`` elements apart.
+    GATED is as in ``band_dq_kernel``.
     """
     first = tl.program_id(0) * BLOCK_N
     kv_head = tl.program_id(1)

@@ -1,4 +1,4 @@
-"""The forward kernel of attention under a band. Logits are in the log2 domain."""
+"""The forward kernel of attention under a band (`geometry.py`). Logits are in the log2 domain."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...jit.compat import tl, triton
 from ...jit.sequences import sequence_of
 
-# Not to be specialised: if N = 1 becomes a constant, ptxas 12.8 crashes on some tiles.
+# N must not be specialised: if N = 1 becomes a constant, ptxas 12.8 crashes on some tiles.
 KEYS = ("N",)
 
 
@@ -55,9 +55,9 @@ def tiles_of(
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Return bounds (begin, whole, partial, behind) of the keys of the queries ``first`` to
-    ``last``. Their tiles of keys begin at ``begin``, and their keys end before ``behind``. All of
-    the queries see all keys from ``whole`` to ``partial`` - 1."""
+    """Return bounds (begin, whole, partial, behind) of the keys that the queries ``first`` to
+    ``last`` see. The first tile of these keys begins at ``begin``, and the keys end before
+    ``behind``. All of the queries see all keys from ``whole`` to ``partial`` - 1."""
     lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
@@ -102,9 +102,9 @@ def band_tables_kernel(
     """Program (TILE queries and TILE keys): store lo, hi [T] of queries and begin, end [N] of keys.
 
     Query t sees the keys lo[t] to hi[t] - 1. Only the queries begin[j] to end[j] - 1 may see key j.
-    Queries after the last sequence see no key, and no query sees the keys after it.
+    Queries after the last sequence see no key, and no query sees keys after the last sequence.
 
-    All four never decrease. Values of cu_keys are clamped to [0, N], and so are the results.
+    The four results never decrease. They and the values of cu_keys are clamped to [0, N].
     """
     position = tl.program_id(0) * TILE + tl.arange(0, TILE)
     last_query = tl.load(cu_ptr + sequences)

@@ -1,11 +1,11 @@
-"""The forward kernel of attention under a band for Hopper, in Gluon.
+"""The forward kernel of attention under a band (`geometry.py`) for Hopper, in Gluon.
 
 A piece of work is 128 queries of a head. One warp copies the queries of a piece by TMA into shared
 memory, then the keys and values, tile by tile. Two warp groups attend for 64 queries each. On the
 tensor cores, a warp group starts the logits of a tile and the output of the tile before. While the
-output is computed, the group computes the softmax of the logits. Each slot in shared memory has two
-barriers: ``ready`` says that the slot is filled, ``empty`` that it may be filled again. Tiles use
-the slots in turn, as a ring. Logits are in the log2 domain. Tile i begins at key i * BLOCK_N.
+output is computed, the group computes the softmax of the logits. Each slot (room for a tile) has
+two barriers: ``ready`` says that the slot is filled, ``empty`` that it may be filled again. Tiles
+use the slots in turn. Logits are in the log2 domain. Tile i begins at key i * BLOCK_N.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 ROWS = gl.constexpr(64)  # queries of a warp group, as many as a wgmma instruction takes
 GROUPS = gl.constexpr(2)
-Q_SLOTS = gl.constexpr(2)  # per warp group: the next queries are copied during the work
-BYTES = gl.constexpr(2)  # per element, float16 or bfloat16
+Q_SLOTS = gl.constexpr(2)  # slots of a warp group, so that the next queries are copied early
+BYTES = gl.constexpr(2)  # bytes of an element, float16 or bfloat16
 COPYING_REGISTERS = gl.constexpr(24)
 
 
@@ -109,8 +109,8 @@ def copy(
     WINDOWED: gl.constexpr,
 ):
     """Do the work of the copying warp: copy queries, keys and values."""
-    count = 0  # tiles of keys so far
-    turn = 0  # pieces of work so far
+    count = 0  # how many tiles of keys have been copied
+    turn = 0  # how many pieces of work are done
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
         first, head = piece_of(work, T, HQ)
         begin, _whole, _partial, end = tiles_of(
@@ -151,8 +151,8 @@ def softmax(
 ):
     """Return the weights of logits, the new maximum, the factor for earlier sums, and the sum.
 
-    EDGES says which masks the tile needs. 0: none, since every query sees every key. 1: the end of
-    each query's keys. 2: the end and the beginning.
+    EDGES is 0 if the tile needs no mask, since every query sees every key. It is 1 if the tile
+    needs a mask at the end of each query's keys, and 2 if also at the beginning.
     """
     if EDGES:
         keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
@@ -328,7 +328,7 @@ def attend(
         some = row_sum > 0
         divisor = gl.where(some, row_sum, 1.0)
         out = acc * gl.convert_layout(1.0 / divisor, O_ROWS)[:, None]
-        q.store(out.to(q.dtype))  # into the slot of the queries, which are not needed any more
+        q.store(out.to(q.dtype))  # in the slot of the queries, which are not needed any more
         fence_async_shared()
         tma.async_copy_shared_to_global(out_box, [mine, head * D], q)
         lse = (row_max + gl.log2(divisor)) * 0.6931471805599453
@@ -360,7 +360,7 @@ def band_hopper_kernel(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Program i of n takes the pieces of work i, i + n, ... of one batch entry. The boxes are
+    """Program i of n takes the pieces of work i, i + n, ... of one batch entry. The boxes are TMA
     descriptors of q and out [T, HQ*D], k and v [N, H*D]; lse is [HQ, T], natural."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype

@@ -1,9 +1,10 @@
-"""dK and dV of attention under a band that is a branch of a gated sum, for Hopper, in Gluon.
+"""dK and dV of attention under a band (`geometry.py`) in a gated sum, for Hopper, in Gluon.
 
 One warp copies and two warp groups compute, as in the forward (`hopper.py`). Each warp group adds
 up dK and dV of 64 keys. The copying warp goes over the queries that see some of the 128 keys, in
 tiles of 64, for all query heads of a key head. It copies queries and gradients by TMA, and the LSE,
-rest and gate of each row without TMA. A warp group skips tiles that see none of its own keys.
+``rest`` (see `backward.py`) and gate of each row without TMA. A warp group skips tiles that see
+none of its own keys.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def walk_of(
 ):
     """Return the first key, the key head and the share of this program, and its steps.
 
-    These are given by the first query that sees some key, the number of query tiles, the first
-    step, and the end of the steps.
+    The steps are described by four numbers: the first query that sees some key, the number of query
+    tiles, the first step, and the end of the steps.
 
     A step takes head ``step % GROUP`` of the group and tile ``step // GROUP``. Tile 0 has the last
     queries, so programs that run at the same time read about the same queries. Program 0 has the
@@ -152,8 +153,8 @@ def step_of(
     A_LAYOUT: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Do step ``count`` of the program. MASKED: some queries do not see all keys. ``start`` is the
-    first query that sees the first key, counted from the first query of the step."""
+    """Do step ``count`` of the program. If MASKED, some queries do not see all keys. ``start`` is
+    the first query that sees the first key, counted from the first query of the step."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     slot = count % SLOTS
     parity = count // SLOTS & 1
@@ -180,8 +181,8 @@ def step_of(
     dp = warpgroup_mma_wait(1, deps=[dp])
     rest = rest_room.index(slot).load(COLUMNS)
     ds = p * (dp - rest[None, :])
-    # This wait returns at once, but it ends a basic block, so ptxas moves nothing from above it
-    # below the later waits.
+    # This wait returns at once, but it ends a basic block. So ptxas does not move the code above
+    # this wait to a place below the later waits.
     mbarrier.wait(q_ready.index(slot), parity)
     ds = gl.convert_layout(ds.to(q.dtype), A_LAYOUT)
     dk = warpgroup_mma(ds, q, dk, is_async=True)
@@ -228,7 +229,7 @@ def parts_of(
 def pass_by(begin, end, q_ready, q_empty, g_ready, g_empty, SLOTS: gl.constexpr):
     """Skip steps that only the other warp group needs.
 
-    Wait for each slot, so that this group releases it exactly once after it is filled.
+    Wait for each slot, so that this group releases the slot exactly once each time it is filled.
     """
     for count in range(begin, end):
         slot = count % SLOTS
@@ -351,8 +352,8 @@ def band_hopper_dkv_kernel(
 ):
     """Program (key tile, key head, share), on one grid axis: write dk and dv [N, H*D].
 
-    The share changes fastest. Tensors are of one batch entry. Boxes are descriptors of q and the
-    sum's gradient [T, HQ*D], and of k and v [N, H*D]. lse (natural), rest and gate are [HQ, T].
+    The share changes fastest. Tensors are of one batch entry. Boxes are TMA descriptors of q and
+    the sum's gradient [T, HQ*D], and of k and v [N, H*D]. lse (natural), rest and gate are [HQ, T].
     Shares are ``share_stride`` elements apart.
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -372,7 +373,7 @@ def band_hopper_dkv_kernel(
     k_ready = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     mbarrier.init(k_ready.index(0), count=1)
     for i in gl.static_range(SLOTS):
-        mbarrier.init(q_ready.index(i), count=2)  # one for the queries, one for the rows
+        mbarrier.init(q_ready.index(i), count=2)  # queries arrive once, and LSE, rest, gate once
         mbarrier.init(q_empty.index(i), count=GROUPS)
         mbarrier.init(g_ready.index(i), count=1)
         mbarrier.init(g_empty.index(i), count=GROUPS)

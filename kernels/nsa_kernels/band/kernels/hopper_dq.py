@@ -1,10 +1,10 @@
-"""dQ of attention under a band that is a branch of a gated sum, for Hopper, in Gluon.
+"""dQ of attention under a band (`geometry.py`) in a gated sum, for Hopper, in Gluon.
 
-One warp copies and two warp groups compute, as in the forward (`hopper.py`). The warp groups take
-the same 64 queries, each of one head, of two heads that read the same keys. A group loads its
-queries and their gradients into registers at once, so that the next ones can be copied while it
-works. On the tensor cores it starts the logits of a tile, the products of gradients and values, and
-the dQ of the tile before. Meanwhile it computes the gradients of the logits.
+One warp copies and two warp groups compute, as in the forward (`hopper.py`). The two warp groups
+take the same 64 queries, each for one of two heads that read the same keys. A group first loads its
+queries and their gradients into registers, so that the next ones can be copied while it works. On
+the tensor cores it starts the logits of a tile, the products of gradients and values, and the dQ of
+the tile before. Meanwhile it computes the gradients of the logits.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def copy(
     WINDOWED: gl.constexpr,
 ):
     """Do the work of the copying warp: copy queries, gradients, keys and values."""
-    count = 0  # tiles of keys so far
-    turn = 0  # pieces of work so far
+    count = 0  # how many tiles of keys have been copied
+    turn = 0  # how many pieces of work are done
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
         first, head = piece_of(work, T, HQ)
         begin, _whole, _partial, end = tiles_of(
@@ -92,7 +92,7 @@ def copy(
             tma.async_copy_global_to_shared(v_box, at, v_ready.index(slot), v_room.index(slot))
             count += 1
         if ADDED:
-            # After the keys, since a group releases the slot only after its first step with keys.
+            # Copied after the keys, since a group needs keys before it releases this slot.
             for group in gl.static_range(GROUPS):
                 ready = dq_ready.index(group)
                 mbarrier.wait(dq_empty.index(group), (turn & 1) ^ 1)
@@ -114,7 +114,7 @@ def weights_of(
     LAYOUT: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """Return the weights of logits. EDGES: as in ``softmax`` of `hopper.py`."""
+    """Return the weights of logits. EDGES is as in ``softmax`` of `hopper.py`."""
     p = gl.exp2(s * scale_log2 - lse[:, None])
     if EDGES:
         keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
@@ -327,8 +327,8 @@ def band_hopper_dq_kernel(
     WINDOWED: gl.constexpr,
 ):
     """Program i of n takes the pieces of work i, i + n, ... of one batch entry: 64 queries of two
-    heads each. Boxes are descriptors of q, the sum's gradient and dq [T, HQ*D], k and v [N, H*D].
-    lse (natural), rest and gate are [HQ, T]. ADDED: add dq to the values in memory."""
+    heads each. Boxes are TMA descriptors of q, the sum's gradient and dq [T, HQ*D], k and v
+    [N, H*D]. lse (natural), rest and gate are [HQ, T]. If ADDED, add dq to the values in memory."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype
     q_room = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D], q_box.layout)

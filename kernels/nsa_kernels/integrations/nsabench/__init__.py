@@ -5,7 +5,7 @@ The entry point of ``nsabench.implementations`` names this package. Nothing else
 
 from __future__ import annotations
 
-# In the order of runs and tables.
+# The order of these imports is the order in runs and tables.
 # isort: off
 from . import rows, varlen, ranges, cuda, blocks, band, decode, whole
 # isort: on

@@ -4,7 +4,7 @@ A compressed key covers ``REACH`` strides of tokens, and a selection block cover
 gets the attention weight of each compressed key times the number of strides that both cover, summed
 over the heads of the group. The weights are computed again from the LSE, since computing a logit is
 faster than storing and loading it. They are first summed over the heads, in registers. Once for
-each tile, the sums are multiplied by a matrix of small integers: the strides in common.
+each tile, the sums are multiplied by a matrix of small integers, the numbers of shared strides.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _add_weights(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Add the weights of ``group`` heads to ``acc`` [queries, keys]. If ``edge``, leave out
-    ``keys`` that a query does not see, which are those from ``seen``."""
+    """Add the weights of ``group`` heads to ``acc`` [queries, keys]. If ``edge``, leave out the
+    ``keys`` that a query does not see, which begin at ``seen``."""
     row = tl.arange(0, acc.shape[0])
     for i in range(group):
         head = q_ptr + tl.cast(i, tl.int64) * q_sh
@@ -57,7 +57,7 @@ def _shared_strides(
     SPAN: tl.constexpr,
 ):
     """Return bfloat16 [KEYS, PAD_BLOCKS]: how many strides key ``first + i``, counted from the
-    first block of a tile, shares with block j. They are at most SPAN, which is exact in
+    first block of a tile, shares with block j. These numbers are at most SPAN, so they are exact in
     bfloat16."""
     begin = first + tl.arange(0, KEYS)[:, None] - tl.arange(0, PAD_BLOCKS)[None, :] * SPAN
     shared = tl.minimum(begin + REACH, SPAN) - tl.maximum(begin, 0)
@@ -114,10 +114,10 @@ def block_scores_kernel(
 ):
     """Program (query tile, BLOCKS blocks, batch and key head): write scores [B,T,H,n_blocks].
 
-    The keys of a tile come in CHUNKS chunks of KEYS keys. PACKED: blocks and keys are counted from
-    the beginning of a query's sequence. BEHIND: the queries are the last tokens of their sequences.
-    Before them come ``first_position`` tokens, or in packed sequences all other tokens of the
-    sequence. VISIBLE: blocks that no query of a tile sees are not written.
+    The keys of a tile come in CHUNKS chunks of KEYS keys. If PACKED, blocks and keys are counted
+    from the beginning of a query's sequence. If BEHIND, the queries are the last tokens of their
+    sequences. Before them come ``first_position`` tokens, or in packed sequences all other tokens
+    of the sequence. If VISIBLE, blocks that no query of a tile sees are not written.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     H = HQ // GROUP
@@ -137,7 +137,7 @@ def block_scores_kernel(
         s0 = sequence_of(cu_ptr, first, sequences, STEPS)
         s1 = sequence_of(cu_ptr, last, sequences, STEPS)
     scores = tl.zeros([BLOCK_M, PAD_BLOCKS], dtype=tl.float32)
-    farthest = -1  # the largest position of a query in its sequence
+    farthest = -1  # the largest position, in its sequence, of a query of the tile
     for chunk in range(CHUNKS):
         from_block = chunk * KEYS - (REACH - 1)
         keys = block * SPAN + from_block + tl.arange(0, KEYS)

@@ -9,8 +9,8 @@ which is in the next column. Block 31 of a tile has no next column, so a tile co
 
 A piece of work is 64 queries of a key head's group and two adjacent tiles of keys. One warp copies,
 by TMA, these keys and the queries of each head into shared memory. Two warp groups each add up the
-weights of one tile of keys. The tensor cores compute the logits of a head while a group computes
-the weights of the head before, also from one piece to the next. Each slot in shared memory has two
+weights of one tile of keys. While a group computes the weights of a head, the tensor cores compute
+the logits of the next head, which may be in the next piece. Each slot (room for a tile) has two
 barriers: ``ready`` says that the slot is filled, ``empty`` that it may be filled again.
 
 Logits are in the log2 domain.
@@ -36,8 +36,8 @@ BLOCKS = gl.constexpr(31)  # blocks that a tile of keys completes
 GROUPS = gl.constexpr(2)
 PAIR = gl.constexpr(62)  # blocks of the two tiles of a piece of work
 PANEL = gl.constexpr(64)  # columns of 16 bits in 128 bytes, the width of a copied box
-K_SLOTS = gl.constexpr(2)  # per warp group: the next keys are copied during the work
-BYTES = gl.constexpr(2)  # per element, float16 or bfloat16
+K_SLOTS = gl.constexpr(2)  # slots of a warp group, so that the next keys are copied early
+BYTES = gl.constexpr(2)  # bytes of an element, float16 or bfloat16
 COPYING_REGISTERS = gl.constexpr(24)
 
 
@@ -51,14 +51,14 @@ def quotient(a, b):
 
 @gluon.jit
 def piece_of(work, H, works):
-    """Return whether piece ``work`` exists, its query tile, its pair of key tiles, its key head.
+    """Return whether piece ``work`` exists, and its query tile, pair of key tiles and key head.
 
     A pair completes 62 blocks, so the query tiles 62g to 62g + 61 see g + 1 pairs. The last queries
     come first, and consecutive pieces take consecutive key heads.
     """
     left = gl.maximum(works - 1 - work, 0)
     place = quotient(left, H)
-    # Before the first place of g, there are 62g(g + 1)/2 places. The root may be off by one.
+    # Before the first place of g, there are 62g(g + 1)/2 places. This root may be off by one.
     half = place // PAIR
     g = ((gl.sqrt((8 * half + 1).to(gl.float32)) - 1.0) * 0.5).to(gl.int32)
     g = gl.where((g + 1) * (g + 2) // 2 <= half, g + 1, g)
@@ -98,8 +98,8 @@ def copy(
     parts = k_room._reinterpret(
         k0_box.dtype, [K_SLOTS * GROUPS * PANELS * PARTS, PART, PANEL], k0_box.layout
     )
-    count = 0  # tiles of queries so far
-    turn = 0  # pieces of work so far
+    count = 0  # how many tiles of queries have been copied
+    turn = 0  # how many pieces of work are done
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
         _there, tile, pair, head = piece_of(work, H, works)
         for group in gl.static_range(GROUPS):
@@ -131,8 +131,8 @@ def next_column(z):
     """Return z[:, i + 1] for z int32 [64, 32] in the layout of an accumulator; i = 31 is undefined.
 
     Thread c of four holds the columns 8i + 2c and 8i + 2c + 1 of a row. The column after the first
-    is its own second. The column after the second is the first of thread c + 1. For the last
-    thread, it is the first of thread 0, 8 columns further.
+    is the thread's own second column. The column after the second is the first column of thread
+    c + 1. For the last thread, it is the first column of thread 0, 8 columns further.
     """
     return gl.inline_asm_elementwise(
         """
@@ -221,7 +221,7 @@ def store(acc, scores_ptr, tile, head, b, T, N, H, n_blocks, S_LAYOUT: gl.conste
 def lses_of(lse_ptr, tile, head, T, LAYOUT: gl.constexpr):
     """Return the addresses of the LSEs of a tile of queries and a head.
 
-    Rows after the last query, whose scores are not stored, get the address of its LSE.
+    Rows after the last query get the address of the last LSE, since their scores are not stored.
     """
     t = gl.minimum(tile * ROWS + gl.arange(0, ROWS, LAYOUT), T - 1)
     return lse_ptr + head.to(gl.int64) * T + t
@@ -259,8 +259,8 @@ def score(
     Q_SLOTS: gl.constexpr,
 ):
     """Do the work of warp group ``WHO``: the scores of one tile of keys. The group is ``active`` in
-    pieces whose queries see blocks of its tile; group 0 always is. Each iteration takes two heads,
-    so that no logits are moved between registers."""
+    pieces whose queries see blocks of its tile; group 0 is always active. Each iteration takes two
+    heads, so that no logits are moved between registers."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     zero = gl.full([ROWS, KEYS], 0.0, gl.float32, S_LAYOUT)
@@ -382,8 +382,8 @@ def block_scores_hopper_kernel(
     """Program i of n takes the pieces of work i, i + n, ... of one batch entry.
 
     A piece is 64 queries of a key head's group, and 62 blocks. GROUP is even. ``q_box`` describes q
-    [T, HQ*D]. The boxes k0 to k3 describe every fourth key, [N/4, H*D], and begin with key 0, 1, 2
-    and 3. lse is [HQ, T], natural; scores are [T, H, n_blocks].
+    [T, HQ*D] for TMA. The boxes k0 to k3 each describe every fourth key, [N/4, H*D], from key 0, 1,
+    2 and 3. lse is [HQ, T], natural; scores are [T, H, n_blocks].
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype

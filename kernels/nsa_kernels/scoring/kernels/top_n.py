@@ -1,10 +1,10 @@
 """The kernel that chooses blocks by their scores.
 
 A row of scores is cut into groups, and the highest score of each group is kept. A round takes the
-highest of these scores, reads its group again (from L1), and replaces the score by the next highest
-of the group. Blocks are taken by descending score, and equal scores by index. So the taken blocks
-are those up to the last one in this order, and no list of them is needed. One warp does a row, and
-a reduction over 32 lanes is one instruction.
+highest of these scores, reads the score's group again (from L1), and replaces the score by the next
+highest of the group. Blocks are taken by descending score, and at equal scores by index. So in this
+order, all blocks up to the last taken one are taken, and no list of them is needed. One warp does a
+row, and a reduction over 32 lanes is one instruction.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...jit.sequences import sequence_of
 def _rank(score, block, end):
     """Return an int32 for each score, in the order of the scores.
 
-    It is 0 for a score that is not above 0, and -1 for a block that cannot be taken. These are
-    block 0, which is selected anyway, and the blocks from ``end``.
+    A score that is not above 0 gets 0. A block that cannot be taken gets -1: this is block 0, which
+    is selected anyway, or a block from ``end``.
     """
     # The bits of negative scores, -0.0 and NaN have another order.
     bits = tl.where(score > 0, score, 0.0).to(tl.int32, bitcast=True)
@@ -81,8 +81,8 @@ def _choose(
         rest = tl.max(tl.where(block == chosen, -1, rank), 0)
         highest = tl.where(groups == group, rest, highest)
         if GROUPS == MEMBERS:
-            # This changes no value, since no rank is below -1. But it gives ``rank`` this layout,
-            # one element for each lane, so that each of four reductions is one instruction.
+            # The inner minimum gives ``rank`` the layout of ``highest``, one element for each lane,
+            # so that each of four reductions is one instruction. No value is below -1 or changes.
             highest = tl.maximum(highest, tl.minimum(rank, -1))
         last = best
         _store(out_ptr, i, chosen, position, base, True, SIZE, SPANS)
@@ -130,13 +130,13 @@ def select_blocks_kernel(
     The result is int32: block numbers [B,T,H,COUNT], or with SPANS their tokens [B,T,H,COUNT,2]. A
     block that begins after the query is never taken. Slots without a block are -1, or (0, 0).
 
-    PACKED: positions are counted from the beginning of the query's sequence.
-    BEHIND: the queries of a sequence are the last of its tokens, and spans are counted from the
+    If PACKED, positions are counted from the beginning of the query's sequence.
+    If BEHIND, the queries of a sequence are the last of its tokens, and spans are counted from the
     first token of all sequences.
-    POSITIONS: each batch entry adds a number to its positions, which end at ``last_position``.
+    If POSITIONS, each batch entry adds a number to its positions, which end at ``last_position``.
     A query at a position below 0 selects nothing.
-    WITH_WINDOW, for one query: the result is [B,2,H,COUNT,2]. Its second half has the last
-    ``window`` keys as the only span.
+    If WITH_WINDOW, there is one query, and the result is [B,2,H,COUNT,2]. The only span in its
+    second half is the last ``window`` keys.
     """
     start_next_launch(PDL)
     wait_for_last_launch(PDL)

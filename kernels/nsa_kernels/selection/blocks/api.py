@@ -53,7 +53,7 @@ def block_selection_attention(
         sm_scale: factor on q.k, positive; 1/sqrt(D) when None.
         cu_seqlens: int32 [sequences + 1], if B = 1 and several sequences are packed along T. Its
             values are never read on the host; tokens in no sequence give 0.
-        plan: what ``plan_blocks`` made of the same block_indices, block_size and cu_seqlens.
+        plan: what ``plan_blocks`` returned for the same block_indices, block_size and cu_seqlens.
         workspace_bytes: bound of the memory besides arguments and results. It includes the lists of
             queries of each block: 0.5 GiB for a million tokens, 4 key heads and 16 blocks.
         return_lse: also return the log-sum-exp, which is not differentiable.
@@ -63,8 +63,8 @@ def block_selection_attention(
         float32 [B, T, HQ] (natural log; -inf without a key).
 
     Raises:
-        TypeError, ValueError: arguments that do not fit, a plan of another call, a workspace too
-            small for one chunk, tiles too large for the GPU's shared memory.
+        TypeError, ValueError: arguments do not fit, the plan is of another call, the workspace is
+            too small for one chunk, or tiles are too large for the GPU's shared memory.
     """
     without_values = traced(q)
     grad = wants_gradient(q, k, v)
@@ -114,8 +114,8 @@ def _launch(
     sm_scale: float | None,
     workspace_bytes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out and lse, without a gradient. The launches are not called as operators, since that
-    takes longer than the launches themselves."""
+    """Return out and lse, without a gradient. The launches are not called as operators of torch,
+    since such calls take longer than the launches themselves."""
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
     scale = softmax_scale(OP, q, sm_scale)
     check_whole(OP, "workspace_bytes", workspace_bytes, 0)
@@ -146,7 +146,7 @@ def plan_blocks(
     Args:
         q, k, v, block_indices, block_size, cu_seqlens, workspace_bytes: as
             ``block_selection_attention``; only the shapes of q, k and v count.
-        backward: whether the calls will be differentiated, which decides the size of chunks.
+        backward: whether the calls will be differentiated. This decides the size of chunks.
     """
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
     check_whole(OP, "workspace_bytes", workspace_bytes, 0)

@@ -1,9 +1,9 @@
 """Block-major backward: a program keeps dK and dV of a block, and stores a partial dQ per query.
 
-The probabilities are recomputed from the LSE. A work item is some queries that chose one block. It
-adds up dK and dV of the block over these queries. The first item of a block adds its sums to the
-total. All further items store their sums in a workspace, from where ``spill_kernel`` adds them in
-order. Nothing is added by atomics, so two runs agree bit for bit.
+The probabilities are recomputed from the LSE. A work item is some queries that chose one block. Its
+program adds up dK and dV of the block over these queries. The first item of a block adds its sums
+to the total. All further items store their sums in a workspace, and ``spill_kernel`` then adds them
+to the total in order. Nothing is added by atomics, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def block_major_backward(
     Args:
         out, lse: of the forward, [N, HQ, Dv] and [N, HQ], contiguous; do: [N, HQ, Dv].
         heads: as in the forward.
-        gated: tensors [N, HQ]. Then ``do`` is the gradient of the gated sum; ``out`` is not read.
+        gated: tensors [N, HQ]. With them, ``do`` is the gated sum's gradient; ``out`` is not read.
         onto: contiguous gradients of k and v, to which dk and dv are added, and which are returned.
     """
     n, hq, d = q.shape
@@ -152,7 +152,7 @@ def _main(
     """Return the kernel of the main launch, its arguments for q and do, and its constants.
 
     ``dims``: the head dims for the kernel in Triton. The kernel in Gluon takes the same arguments,
-    but q and do may be descriptors.
+    except that q and do may be TMA descriptors.
     """
     g = q.shape[1] // k.shape[1]
     if runs_gluon(q.device) and hopper_backward_fits(q, k, v, lse, do, block_size):

@@ -19,9 +19,9 @@ WORKSPACE_BYTES = 1 << 30
 NO_CHUNK = 32
 """The chunk size of a plan without tokens, which has no chunks."""
 BITS_BYTES = 64 << 20
-"""Scratch memory for the bits from which a plan is built, in several passes if they need more."""
+"""Bytes for the bits from which a plan is built. If more are needed, there are several passes."""
 PROGRAMS = 2048
-"""Work items that keep a large device busy to the end of a launch."""
+"""How many work items keep a large device busy to the end of a launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class BlockShape:
 class BlockConfig:
     """A launch: a tile has ``rows`` rows (query, head), a program at most ``queries`` queries.
 
-    ``ahead``: the forward loads the token numbers of a tile during the work on the tile before.
+    If ``ahead``, the forward loads the token numbers of a tile during the work on the tile before.
     """
 
     rows: int
@@ -76,7 +76,7 @@ def hopper_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: i
 
     The kernel's tiles have 64 rows, a multiple of the group, and 64 keys, with 64 or 128 columns.
     It copies 16 bytes at a time, so the compiler must know that addresses are multiples of 16
-    bytes. Triton only tells it about multiples of 16, so strides must be multiples of 16 elements.
+    bytes. Triton tells the compiler only about multiples of 16, so strides must be such multiples.
     """
     return (
         block_size == 64
@@ -172,8 +172,8 @@ def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int
 
 
 def forward_config(shape: BlockShape) -> BlockConfig:
-    """Return the launch of the forward. Its items have 512 rows or more, so that K and V are loaded
-    rarely, but not many more, so that programs end at about the same time."""
+    """Return the launch of the forward. An item has 512 rows or more, so that K and V are rarely
+    loaded. It does not have many more, so that programs end at about the same time."""
     rows = _tile_rows(shape, "forward", _forward_bytes)
     wide = max(shape.d, shape.dv) > 128
     # 128 registers let four programs of four warps share a multiprocessor.
@@ -209,7 +209,7 @@ def _too_small(cap: int, need: int) -> ValueError:
 
 
 def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """Return as many heads at once as leave room for chunks of 1,024 tokens, but at least one."""
+    """Return the most heads at once that leave room for chunks of 1,024 tokens, at least one."""
     entry = shape.group * (shape.dv * shape.dtype.itemsize + 4)
     left = cap - shape.plan_bytes
     if left < 32 * shape.s * entry:
@@ -220,9 +220,9 @@ def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
 
 
 def backward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """Return the workspace with the fewest launches, and of several, the one with longest chunks.
+    """Return the workspace with the fewest launches, or of several, the one with longest chunks.
 
-    It holds partial dQ, fp32 sums of dK and dV, and the sums of a block's items except the first.
+    A workspace holds partial dQ, fp32 sums of dK and dV, and sums of all items but a block's first.
     """
     width = shape.d + shape.dv
     left = cap - 8 * shape.n * shape.h * shape.s - 4 * shape.n * shape.hq
@@ -253,7 +253,7 @@ def query_major_wins(shape: BlockShape) -> bool:
     """Return whether the query-major kernel is faster than a plan and the block-major kernels.
 
     The estimate uses the rates, in bytes/us, at which the kernels load from L2 and from memory.
-    These rates were measured on an H200, and for other devices are scaled by the data sheets.
+    These rates were measured on an H200. For other devices, they are scaled by the data sheets.
     """
     if shape.device.type != "cuda":
         return shape.n <= 64

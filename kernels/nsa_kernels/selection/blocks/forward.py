@@ -4,7 +4,7 @@ Query-major loops read K and V of every chosen block from L2 for every query, wh
 speed. Here K and V of a block are read once for each work item, which is up to ``queries`` queries
 that chose the block. The price is a partial result of ``G * Dv`` values for each (query, block),
 which is written and read once. The partial results of a chunk of tokens are merged by their LSEs
-before the next chunk overwrites them, which bounds the workspace.
+before the next chunk overwrites them. So the workspace has the size of one chunk.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def block_major_forward(
 ) -> None:
     """Fill ``out`` [N, HQ, Dv] and ``lse`` [N, HQ] from q [N, HQ, D], k [N, H, D], v [N, H, Dv].
 
-    A launch takes ``heads`` KV heads. They and the plan's chunk decide the size of the workspace.
+    A launch takes ``heads`` KV heads. ``heads`` and the plan's chunk size the workspace.
     With ``gated``, the gated sum is also written, and ``out`` and ``lse`` only if ``gated.kept``.
     """
     n, hq, d = q.shape

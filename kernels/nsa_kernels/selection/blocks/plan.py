@@ -5,8 +5,8 @@ numbered over all sequences, and called *bins*: block j of sequence b is bin ``c
 b + j``. For every chunk of tokens, KV head and bin, the index lists the tokens that chose the bin,
 in ascending order. So kernels add up in an order that does not depend on timing.
 
-The index is built on the device, and the host does not wait. Each (bin, token) has a bit, which an
-atomic "or" sets in any order. The bits are counted, and prefix sums give the positions.
+The index is built on the device, and the host does not wait. Each (bin, token) has a bit. An atomic
+"or" sets these bits in any order. They are counted, and prefix sums give the place of each token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS = 32
 """The most tokens of a program of ``bins_kernel`` and ``entries_kernel``."""
 WARPS = 4
 CHOICES = 1024
-"""The most choices (tokens times S) of such a program, so that its code does not grow with S."""
+"""The most choices (tokens times S) of these programs, so that their code does not grow with S."""
 SCAN = 4096
 """The most bins that a step of the prefix sum in ``first_kernel`` takes."""
 
@@ -43,12 +43,12 @@ class BlockPlan:
 
     N tokens, H KV heads, S chosen blocks per token, C chunks of ``chunk`` tokens, NB bins:
 
-    - ``entries`` int32 [C, H, chunk * S], for each bin the tokens that chose it, counted from the
+    - ``entries`` int32 [C, H, chunk * S]: for each bin, the tokens that chose it, counted from the
       first token of the chunk;
-    - ``places`` int32 [N, H, S], the index of a choice in the entries of its chunk and head; -1 if
+    - ``places`` int32 [N, H, S]: the index of a choice in the entries of its chunk and head; -1 if
       the choice is negative, in the future, or repeated in its row;
-    - ``first`` and ``count`` int32 [C, H, NB], the index of a bin's first entry, and its length;
-    - ``edges`` int32 [NB, 2], the first key of a bin, and the key after its last.
+    - ``first`` and ``count`` int32 [C, H, NB]: a bin's first entry, and its number of entries;
+    - ``edges`` int32 [NB, 2]: the first key of a bin, and the key after its last.
     """
 
     entries: torch.Tensor
@@ -121,9 +121,9 @@ def build_plan(
     Args:
         cu_seqlens: int32 [sequences + 1], if B = 1 and the T tokens are packed sequences.
         chunk: tokens of a chunk, a multiple of 32.
-        cleared: set unused elements to 0. Kernels do not read them, but the results of an operator
-            must not depend on uninitialised memory.
-        unique: no token chooses a block twice, as with ``launch_top_n``. This is not checked.
+        cleared: whether to set unused elements to 0. Kernels do not read these elements, but the
+            results of an operator must not depend on uninitialised memory.
+        unique: whether no token chooses a block twice, as from ``launch_top_n``. Not checked.
     """
     batch, length, heads, chosen = block_indices.shape
     device, tokens = block_indices.device, batch * length

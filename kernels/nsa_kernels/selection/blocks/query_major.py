@@ -1,7 +1,7 @@
 """Query-major forward: a program takes the query heads of a token and KV head, and their blocks.
 
-It is faster than the block-major forward if tokens are few (decode, short prompts) or groups are
-large. It needs no plan and no merge, but each token reads every block that it chose.
+It is faster than the block-major forward if there are few tokens (decode, short prompts), or if
+groups are large. It needs no plan and no merge, but each token reads every block that it chose.
 """
 
 from __future__ import annotations

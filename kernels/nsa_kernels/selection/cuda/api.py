@@ -23,15 +23,15 @@ from .nvrtc import Unsupported, Variant, launch
 HEAD_DIMS = (64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
 SPANS = (32, 128)
-"""Numbers of spans that the range kernel is compiled for; a row may have fewer."""
+"""The numbers of spans for which the range kernel is compiled. A row may have fewer spans."""
 HEADS = 16
-"""Heads of a thread block: the rows of a product on tensor cores."""
+"""How many heads a thread block has: as many as a product on tensor cores has rows."""
 LEAST_SHARE = 128
-"""The fewest keys of a share of spans, the same as in ``ranges.cu``."""
+"""The fewest keys of a share of a row's spans. ``ranges.cu`` has the same number."""
 
 
 class Tile(NamedTuple):
-    """A thread block has ``warps``; each has ``stages`` buffers for tiles of ``keys`` keys."""
+    """A thread block has ``warps`` warps, each with ``stages`` buffers for ``keys`` keys."""
 
     warps: int
     keys: int
@@ -41,8 +41,8 @@ class Tile(NamedTuple):
 def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
     """Return the tile for head dims. It fits in 99 KiB of shared memory, which all GPUs have.
 
-    If thread blocks are few, a third buffer keeps the memory busy. If they are many and buffers are
-    large, two buffers are better, since a multiprocessor then holds three thread blocks.
+    If there are few thread blocks, a third buffer keeps the memory busy. If there are many, and
+    buffers are large, two are better, since a multiprocessor then holds three thread blocks.
     """
     narrow = d + dv <= 128
     return Tile(4, 16, 3 if narrow or (few and spans <= SPANS[0]) else 2)
@@ -145,8 +145,8 @@ def selection_rows(
         empty selection gives out = 0, lse = -inf.
 
     Raises:
-        TypeError, ValueError: as ``nsa_kernels.selection_rows``; a plan of another shape.
-        Unsupported: what this kernel does not take, or no NVRTC.
+        TypeError, ValueError: as ``nsa_kernels.selection_rows``, or the plan is of another shape.
+        Unsupported: this kernel does not take the inputs, or NVRTC is missing.
     """
     check_rows(q, k, v, sm_scale)
     _check("selection_rows", q, k, v)
@@ -194,9 +194,9 @@ def selection_ranges(
     Args:
         q: [B, S, G, h, D], k: [B, G, S_kv, D], v: [B, G, S_kv, Dv]; float16 or bfloat16, D and Dv
             64 or 128, the last dimension contiguous and all others at multiples of 16 bytes.
-        ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], n up to 128, as the Triton kernel's.
+        ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], as for the Triton kernel; n <= 128.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
-        selected_len: upper bound of the keys a row selects; only a hint.
+        selected_len: upper bound of the keys that a row selects. It is only a hint.
         plan: how to launch; chosen from the shapes when None.
 
     Returns:
@@ -204,9 +204,9 @@ def selection_ranges(
         contiguous; a row that selects nothing gives out = 0, lse = -inf.
 
     Raises:
-        TypeError, ValueError: as ``nsa_kernels.selection_ranges``; a plan of another shape, an
-            input that requires a gradient.
-        Unsupported: what this kernel does not take, or no NVRTC.
+        TypeError, ValueError: as ``nsa_kernels.selection_ranges``. Also if the plan is of another
+            shape, or an input requires a gradient.
+        Unsupported: this kernel does not take the inputs, or NVRTC is missing.
     """
     check_qkv("selection_ranges", q, k, v)
     check_scale("selection_ranges", sm_scale)

@@ -1,7 +1,7 @@
 """Compile CUDA C++ to cubins and load kernels, by NVRTC and ``cuda.core``.
 
-NVRTC also compiles for GPUs that this machine does not have. Cubins are kept on disk under a key
-from cuda.core: source, options, architecture and version of NVRTC.
+NVRTC also compiles for GPUs that this machine does not have. Cubins are kept on disk. cuda.core
+makes their key from source, options, architecture and version of NVRTC.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _nvrtc() -> tuple[str, frozenset[int]]:
     try:
         status, major, minor = nvrtc.nvrtcVersion()
         status_archs, archs = nvrtc.nvrtcGetSupportedArchs()
-    except RuntimeError as error:  # what the bindings raise when they find no library
+    except RuntimeError as error:  # the bindings raise it if they find no library
         raise Unsupported(f"NVRTC was not found ({_first_line(error)}); {REMEDY}") from error
     if int(status) or int(status_archs):
         raise Unsupported(f"NVRTC reports an error ({status}, {status_archs}); {REMEDY}")
@@ -118,7 +118,7 @@ def source(kernel: str) -> str:
 
 @functools.cache
 def _cache(folder: Path) -> Any:
-    """Return the cache on disk. None: the folder cannot be written, so each process compiles."""
+    """Return the cache on disk. If it is not writable, return None: each process then compiles."""
     try:
         return _core().utils.FileStreamProgramCache(folder, max_size_bytes=CACHE_LIMIT_BYTES)
     except OSError:
@@ -143,7 +143,7 @@ def cubin(variant: Variant, capability: int) -> bytes:
 
     Raises:
         Unsupported: NVRTC is missing, or does not know the GPU.
-        cuda.core's NVRTCError: the source does not compile; its text is the compiler's log.
+        cuda.core's NVRTCError: the source does not compile. The message is the compiler's log.
     """
     return bytes(_compile(variant, capability).code)
 

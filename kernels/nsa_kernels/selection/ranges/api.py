@@ -1,8 +1,8 @@
 """``selection_ranges``: any spans of a shared K/V, read in place.
 
-A row's spans are made disjoint in registers (each starts where the spans before it end), and their
-keys are numbered 0..total - 1 without gaps. A tile takes the next ``block_l`` numbers, whatever
-spans they fall in, and turns them into key positions. So short spans waste no part of a tile,
+A row's spans are made disjoint in registers: each span starts where the spans before it end. Their
+keys are numbered 0..total - 1 without gaps. A tile takes the next ``block_l`` numbers, which may be
+in several spans, and turns them into key positions. So short spans waste no part of a tile,
 overlaps count once, and no packed copy of the keys is made. See docs/explanation/kernels/spans.md.
 """
 
@@ -45,8 +45,8 @@ def selection_ranges(
         k: [B, G, S_kv, D], same dtype, any strides.
         v: [B, G, S_kv, Dv], same dtype, any strides.
         ranges: int32 or int64 [B, S, G, n, 2] (or [S, G, n, 2], the same for every batch entry):
-            half-open spans [start, end) in any order. They may overlap (a key counts once), reach
-            out of [0, S_kv] (clamped) or be reversed (empty). The values stay on the device.
+            half-open spans [start, end) in any order. They may overlap (a key counts once). Spans
+            are clamped to [0, S_kv]. A reversed span is empty. The values stay on the device.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
         selected_len: upper bound of the keys that a row selects, if the caller knows one. It is
             only a hint for the number of splits: results are right even if it is too small.
@@ -57,9 +57,9 @@ def selection_ranges(
         contiguous; a row that selects nothing gives out = 0, lse = -inf.
 
     Raises:
-        TypeError: unsupported or mixed dtypes, ranges not int32 or int64.
-        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, a
-            config of another shape.
+        TypeError: dtypes are unsupported or mixed, or ranges is not int32 or int64.
+        ValueError: shapes do not fit together, head dims are outside 16..256, a device is wrong, or
+            the config is of another shape.
     """
     check_qkv("selection_ranges", q, k, v)
     check_scale("selection_ranges", sm_scale)

@@ -33,10 +33,9 @@ from .kernels.backward import (
 from .spans import kernel_spans
 
 MAX_PLAN_BYTES = 1 << 30
-"""Memory of the lists of queries. If they need more, tiles of keys are planned in several
-rounds."""
+"""The most bytes of the lists of queries. If they need more, there are several rounds of tiles."""
 LISTED_BYTES = 4 + 8
-"""Bytes of a query in a list: its number, and a bit for each key of the tile."""
+"""Bytes of a query in a list: the query's number, and a bit for each key of the tile."""
 
 
 class Tiles(NamedTuple):
@@ -154,6 +153,6 @@ def launch_ranges_backward(
 
 
 def _shares(programs: int, rows: int, processors: int) -> int:
-    """Return how many programs share a list: so many that each multiprocessor gets two programs,
-    but a share of a list of all queries has at least 512 rows."""
+    """Return how many programs share a list. Each multiprocessor gets two programs, unless a share
+    of a list of all queries would then have less than 512 rows."""
     return max(1, min(2 * processors // programs, rows // 512))

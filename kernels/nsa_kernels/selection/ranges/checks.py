@@ -17,8 +17,8 @@ def check_ranges(
     ``paged``: k and v [pages,G,page,...] are a pool of pages.
 
     Raises:
-        TypeError: ranges not int32 or int64.
-        ValueError: shapes or devices that do not fit together.
+        TypeError: ranges is not int32 or int64.
+        ValueError: shapes or devices do not fit together.
     """
     if ranges.dim() == 4:
         ranges = ranges.unsqueeze(0)

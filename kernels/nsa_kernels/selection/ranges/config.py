@@ -11,7 +11,7 @@ from ...launch.device import device_limits
 from ...launch.sizes import cdiv
 
 LEAST_SHARE = 64
-"""The fewest keys of a share: to merge smaller ones costs more than it saves."""
+"""The fewest keys of a share. To merge smaller shares costs more than it saves."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -30,10 +30,10 @@ def ranges_config(
     """Return the configuration of ``selection_ranges``, whose splits share a row's keys evenly.
 
     If rows would occupy at most a quarter of the multiprocessors, they are split into one program
-    for each multiprocessor. More rows are split into two for each. Rows for three quarters or more
-    are not split, since three quarters of the multiprocessors read as fast as all. Only the device
-    knows how many keys a row selects. So a row may have fewer shares than the launch has splits,
-    and the other programs end at once.
+    for each multiprocessor. More rows are split into two programs for each. Rows that occupy three
+    quarters of the multiprocessors or more are not split, since these read as fast as all. Only the
+    device knows how many keys a row selects. So a row may have fewer shares than the launch has
+    splits, and the other programs end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)

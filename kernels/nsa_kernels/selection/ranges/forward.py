@@ -36,9 +36,9 @@ def launch_ranges(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``selection_ranges``. Dtypes, devices and head dims have been checked.
 
-    lengths: int32 [B], the number of keys of an entry, at most S_kv, to which spans are clamped.
-    block_table: int32 [B, n]: k and v [pages, G, page, ...] are a pool. Page i of an entry is
-    block_table[entry, i]. Keys of a page that is not in the pool are not attended to.
+    Spans are clamped to ``lengths`` int32 [B], the number of keys of each entry, at most S_kv. With
+    ``block_table`` int32 [B, n], k and v [pages, G, page, ...] are a pool, and page i of an entry
+    is block_table[entry, i]. Keys of a page that is not in the pool are not attended to.
     """
     paged = block_table is not None
     ranges = check_ranges(q, k, v, ranges, paged)
@@ -65,8 +65,8 @@ def range_shares(
 ) -> Shares:
     """Make the first launch of ``selection_ranges``. The inputs have been checked.
 
-    ``dependent``: this launch may start while the launch before it still writes ``ranges``, but no
-    other input. ``lengths``, ``block_table``: see ``launch_ranges``.
+    If ``dependent``, this launch may start while the launch before it still writes ``ranges``, but
+    no other input. ``launch_ranges`` explains ``lengths`` and ``block_table``.
     """
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
@@ -111,7 +111,7 @@ def range_shares(
         DEPENDENT=dependent,
         PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
         num_warps=config.num_warps,
-        # Do not pipeline loads that depend on the loads of a search: Triton 3.0 and 3.1 cannot.
+        # Triton 3.0 and 3.1 cannot pipeline loads that depend on the loads of a search.
         num_stages=config.num_stages if pipelined else 1,
         **launch_options(dependent),
     )

@@ -1,5 +1,5 @@
-"""``selection_ranges`` row by row, in plain torch: equation 2 of arXiv 2502.11089 on the keys of
-equation 12, which are the union of a row's spans."""
+"""``selection_ranges`` row by row, in plain torch: equation 2 of arXiv 2502.11089. The keys are
+those of equation 12, the union of a row's spans."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from ...launch.sizes import next_power_of_2, strides
 
 MAX_IN_REGISTERS = 64
-"""The most spans of a row that a kernel itself makes disjoint. More go to ``disjoint_spans``."""
+"""The most spans of a row that a kernel itself makes disjoint. ``disjoint_spans`` takes more."""
 
 
 def disjoint_spans(
@@ -21,7 +21,7 @@ def disjoint_spans(
         ranges: int [..., n, 2], half-open spans in any order, overlapping, reversed or out of
             bounds. They are not changed.
         s_kv: number of keys; spans are clamped to [0, s_kv].
-        lengths: int32 [B], the number of keys of each batch entry; spans are also clamped to it.
+        lengths: int32 [B], the number of keys of each batch entry, which also bounds the spans.
 
     Returns:
         ``start`` int32 [..., n] and ``before`` int32 [..., n + 1], both contiguous. Key number
@@ -44,9 +44,9 @@ def disjoint_spans(
 class Spans(NamedTuple):
     """The arguments of ``numbered_spans`` and ``key_of``.
 
-    If ``search_steps`` is 0, ``spans`` are [B,S,G,n,2] in any order. The kernel makes the spans of
-    a row (``padded``) disjoint, and does not read ``before``. Otherwise, ``spans`` and ``before``
-    are from ``disjoint_spans``, and a search for the span of a key takes ``search_steps`` steps.
+    If ``search_steps`` is 0, ``spans`` are [B,S,G,n,2] in any order. The kernel pads the spans of a
+    row to ``padded``, makes them disjoint, and does not read ``before``. Otherwise, both are from
+    ``disjoint_spans``, and a search for the span of a key takes ``search_steps`` steps.
     """
 
     spans: torch.Tensor
@@ -57,7 +57,7 @@ class Spans(NamedTuple):
 
 
 def kernel_spans(ranges: torch.Tensor, s_kv: int, lengths: torch.Tensor | None = None) -> Spans:
-    """Return spans in the form that kernels take. Make over MAX_IN_REGISTERS spans disjoint."""
+    """Return spans in the form that kernels take, disjoint if more than MAX_IN_REGISTERS."""
     n = ranges.shape[3]
     if n <= MAX_IN_REGISTERS:
         return Spans(ranges, ranges, strides(ranges), max(next_power_of_2(n), 2), 0)

@@ -61,9 +61,9 @@ def selection_rows(
         empty selection gives out = 0, lse = -inf.
 
     Raises:
-        TypeError: unsupported or mixed dtypes.
-        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, an
-            input that requires a gradient, a config of another shape.
+        TypeError: dtypes are unsupported or mixed.
+        ValueError: shapes do not fit together, head dims are outside 16..256, a device is wrong, an
+            input requires a gradient, or the config is of another shape.
     """
     if traced(q):
         check_no_config("selection_rows", config)
@@ -141,7 +141,7 @@ def row_shares(
 def selection_rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``selection_rows`` with one program for each head. This is kept for comparison."""
+    """Compute ``selection_rows`` with one program for each head, for comparison."""
     if traced(q):
         check_rows(q, k, v, sm_scale)
         out, lse = _per_head_operator(q, k, v, sm_scale)

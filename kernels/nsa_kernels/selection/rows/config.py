@@ -48,8 +48,8 @@ def rows_config(
     """Return the configuration of ``rows_group_kernel`` for a shape on a device.
 
     Rows that fill the device are not split. Fewer rows are split into about one program for each
-    multiprocessor, with at least about 128 keys. A row is not split into two shares below 512 keys
-    if ``merge``, since the merge is a launch that costs more than the split saves.
+    multiprocessor, with at least about 128 keys. If ``merge``, a row is not split into two shares
+    of less than 512 keys, since a merge is a launch that costs more than such a split saves.
     """
     limits = device_limits(device)
     programs = max(n * cdiv(h, 64), 1)
@@ -75,8 +75,8 @@ def rows_config(
     if chunk > block_l:
         stages = max(stages, 2)
     head_tiles = cdiv(h, block_h)
-    # See ``jit.tiles.late``. If programs are few, the wait for the first keys matters. With large,
-    # wide tiles, q is rarely staged again.
+    # See ``jit.tiles.late``. If there are few programs, the wait for the first keys matters. With
+    # large, wide tiles, q is rarely staged again.
     late = n * splits * head_tiles <= 4 * limits.processors
     late = late or (block_l >= 128 and not narrow)
     return Config(block_h, block_l, splits, chunk, head_tiles, warps, stages, late, tuned, name)

@@ -1,12 +1,12 @@
 """``selection_varlen``: rows of unequal length, packed one after the other.
 
-The launch must not depend on the lengths (no host synchronisation), and one long row must not
-hold up the others. So the packed keys are cut into work items of at most ``chunk`` keys. Item
-``cu_seqlens[n] // chunk + n`` is the first of row ``n``. So the items of a row follow the items of
-the row before. Every row has at least ``ceil(len / chunk)`` items, and there are at most ``N +
-total // chunk`` items. A program finds its row by counting the rows that start at or before its
-item. If the caller knows that no row is much longer than the others, and rows are many, a program
-takes a whole row, without search or merge.
+The launch must not depend on the lengths (no host synchronisation), and one long row must not hold
+up the others. So the packed keys are cut into work items of at most ``chunk`` keys. The first item
+of row ``n`` is number ``cu_seqlens[n] // chunk + n``, after all items of the row before. Every row
+has at least ``ceil(len / chunk)`` items, and there are at most ``N + total // chunk`` items. To
+find its row, a program counts the rows whose first item is at or before its own item. If the caller
+knows that no row is much longer than the others, and there are many rows, a program takes a whole
+row, without search or merge.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def selection_varlen(
         q: [N, H, D], float16, bfloat16 or float32, any strides.
         k: [total, D], same dtype, any strides.
         v: [total, Dv], same dtype, any strides.
-        cu_seqlens: int32 [N + 1] on the same device, non-decreasing, each at most total;
-            row n has the keys cu_seqlens[n] to cu_seqlens[n + 1] - 1. The values are never read on
-            the host; values outside [0, total] are clamped on the device. If they decrease, no
-            memory out of bounds is accessed, but the results are undefined.
+        cu_seqlens: int32 [N + 1] on the same device, non-decreasing, each at most total. Row n has
+            the keys cu_seqlens[n] to cu_seqlens[n + 1] - 1. The values are never read on the host.
+            Values outside [0, total] are clamped on the device. If the values decrease, no memory
+            out of bounds is accessed, but the results are undefined.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
         max_seqlen: upper bound of the lengths, if the caller knows one. It is only a hint for how
             rows are split: results are right even if it is too small.
@@ -67,9 +67,9 @@ def selection_varlen(
         empty row gives out = 0, lse = -inf.
 
     Raises:
-        TypeError: unsupported or mixed dtypes, cu_seqlens not int32.
-        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, an
-            input that requires a gradient, a config of another shape.
+        TypeError: dtypes are unsupported or mixed, or cu_seqlens is not int32.
+        ValueError: shapes do not fit together, head dims are outside 16..256, a device is wrong, an
+            input requires a gradient, or the config is of another shape.
     """
     if not traced(q):
         return _launch(q, k, v, cu_seqlens, sm_scale, max_seqlen, config)

@@ -33,9 +33,9 @@ def varlen_config(
 ) -> Config:
     """Return the configuration of ``selection_varlen``, with work items of ``chunk`` keys.
 
-    Rows that fill the device are not split if none is over four times as long as the mean.
-    Otherwise, items have the mean length of rows, or twice that if the longest is unknown, so only
-    long rows are split. Few rows are split into two items for each multiprocessor.
+    If rows fill the device, and none is over four times as long as the mean, no row is split. If
+    rows fill the device but differ more, items have the mean length of rows (twice that if the
+    longest is unknown). Few rows are split into two items for each multiprocessor.
     """
     limits = device_limits(device)
     programs = n * cdiv(h, 64)

@@ -63,7 +63,7 @@ def varlen_kernel(
     LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (work item, head tile): attend to the item's keys. WHOLE: an item is a row."""
+    """Program (work item, head tile): attend to the item's keys. If WHOLE, an item is a row."""
     start_next_launch(PDL)
     item = tl.program_id(0)
     if WHOLE:

@@ -48,10 +48,10 @@ def decode_compressed_kernel(
 ):
     """Program (row, share, head tile): attend to ``chunk`` keys from ``share * chunk``.
 
-    LOGITS: store the logits, fp32 [rows, H, padded], times scale and log2(e). LENGTHS: each batch
-    entry has its own number of tokens, and ``rows_each`` rows. These see the keys that end within
-    the tokens. ``chunk`` is computed here, so that all shares are equal. ``table`` (see
-    ``launch.shares.merge``) says how many shares of a row have keys.
+    If LOGITS, store the logits, fp32 [rows, H, padded], times scale and log2(e). If LENGTHS, each
+    batch entry has its own number of tokens and ``rows_each`` rows, which see the keys that end
+    within these tokens. Then ``chunk`` is computed here, so that all shares are equal, and
+    ``table`` (see ``launch.shares.merge``) gets the number of shares of a row that have keys.
     """
     start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)

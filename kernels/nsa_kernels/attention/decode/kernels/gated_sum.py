@@ -57,9 +57,9 @@ def decode_merge_kernel(
 ):
     """Program (batch and key head, head of its group): add up the branches, weighted by gates.
 
-    The shares of each branch are merged first. CMP_BLOCK_S, SPANS_BLOCK_S: shares that one step
-    merges; 0 if rows are not split. CMP_TABLE: rows of compressed keys differ in their number of
-    shares. SETS: number of branches that are spans.
+    The shares of each branch are merged first. One step merges CMP_BLOCK_S shares of compressed
+    keys or SPANS_BLOCK_S shares of spans; 0 means that rows are not split. CMP_TABLE says whether
+    rows of compressed keys differ in their number of shares. SETS branches are spans.
     """
     wait_for_last_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

@@ -35,7 +35,7 @@ def decode_scores_kernel(
 ):
     """Program (batch and key head, block tile): scores [B,H,n_blocks] (``block_scores``).
 
-    LENGTHS: only the compressed keys that end within an entry's tokens count.
+    If LENGTHS, only the compressed keys that end within an entry's tokens count.
     """
     row = tl.program_id(0)
     batch = (row // H).to(tl.int64)
@@ -91,10 +91,10 @@ def decode_scores_of_logits_kernel(
     """Compute what ``decode_scores_kernel`` does, but from logits fp32 [rows, GROUP, padded].
 
     The SPAN keys that begin in a block are adjacent, and are loaded at once. The REACH - 1 keys
-    before them also reach into the block. BLOCK_S: 0 if ``lse_ptr`` holds all LSEs, else at least
-    the number of shares whose LSEs are merged. LENGTHS: each entry has H rows and its own number of
-    tokens, and only the keys that end within these tokens count. ``table`` holds the number of
-    shares of each row, and ``lse_ptr`` the LSEs of rows with fewer than two shares.
+    before them also reach into the block. If ``lse_ptr`` holds all LSEs, BLOCK_S is 0. Otherwise it
+    is at least the number of shares whose LSEs are merged. If LENGTHS, each entry has H rows and
+    its own number of tokens, and only keys that end within these count. Then ``table`` holds the
+    number of shares of each row, and ``lse_ptr`` the LSEs of rows with fewer than two shares.
     """
     start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

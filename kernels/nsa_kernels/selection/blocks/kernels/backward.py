@@ -78,8 +78,8 @@ def backward_kernel(
 ):
     """Program (work item, head): store dK and dV of a block over the item's queries, and their dQ.
 
-    The dQ is partial, since a query chose several blocks. GATED: a gate [N, HQ] weights the output
-    in a sum, and ``do`` is the gradient of the sum.
+    The dQ is partial, since a query chose several blocks. If GATED, a gate [N, HQ] weights the
+    output in a sum, and ``do`` is the gradient of the sum.
 
     The first item of a block adds to ``dk_ptr`` fp32 [N, HEADS, D] and ``dv_ptr`` fp32
     [N, HEADS, Dv], where HEADS is the number of heads in the launch. All further items store their
@@ -228,7 +228,7 @@ def dq_kernel(
     ADDED: tl.constexpr,
 ):
     """Program (rows, KV head): add up the partial dQ of each row (token, head), in the order of its
-    choices. ADDED: also add the values in memory."""
+    choices. If ADDED, also add the values in memory."""
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)
     local_h = tl.program_id(1).to(tl.int64)
@@ -269,7 +269,7 @@ def _narrowed(
     BLOCK: tl.constexpr,
     ADDED: tl.constexpr,
 ):
-    """Store fp32 sums as rows of a gradient, in its dtype. ADDED: also add the values in memory."""
+    """Store fp32 sums as rows of a gradient, in its dtype. If ADDED, add the values in memory."""
     col = tl.arange(0, BLOCK)
     mask = real[:, None] & (col[None, :] < WIDTH)
     total = tl.load(sum_ptr + row[:, None] * WIDTH + col[None, :], mask=mask, other=0.0)
@@ -299,7 +299,7 @@ def dkv_kernel(
     """Program (rows, dk or dv): round fp32 sums [N, heads, D] to the dtype of dk [N, H, D].
 
     dv has sums [N, heads, Dv]. The sums belong to ``heads`` heads that begin at ``first_head``.
-    ADDED: add the sums to the values of dk and dv, so that the result is rounded a second time.
+    If ADDED, add the sums to the values of dk and dv, so that the result is rounded a second time.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows

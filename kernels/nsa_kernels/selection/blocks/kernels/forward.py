@@ -10,7 +10,7 @@ from .plan import CHUNK_AND_HEAD, LISTS, UNROLLED
 @triton.jit
 def on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE: tl.constexpr):
     """Return how many of ``n`` ascending tokens are before a block's last key."""
-    # They are among the first BLOCK_SIZE, since tokens ascend from the block's first key.
+    # These are among the first BLOCK_SIZE tokens, since tokens ascend from the block's first key.
     offset = tl.arange(0, BLOCK_SIZE)
     token = tl.load(entries_ptr + offset, mask=offset < n, other=0)
     return tl.sum(((offset < n) & (first_token + token < last_key)).to(tl.int32), 0)
@@ -53,7 +53,7 @@ def forward_kernel(
 ):
     """Program (work item, head): store partial outputs and log2 LSEs of queries over their block.
 
-    AHEAD: the token numbers of a tile are loaded during the work on the tile before.
+    If AHEAD, the token numbers of a tile are loaded during the work on the tile before.
     """
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h
@@ -101,7 +101,7 @@ def forward_kernel(
             q = load_tile(q_ptr, q_row, 1, real, D, BLOCK_D, True)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
             s = dot(q, tl.trans(k), s)
-            # This also hides keys after the end of the sequence, which are after all its queries.
+            # The mask also hides keys past the end of the sequence: they are after all queries.
             if i < diagonal:
                 s = tl.where(key[None, :] <= t[:, None], s, float("-inf"))
             top = tl.max(s, 1) * scale_log2
@@ -148,8 +148,8 @@ def merge_kernel(
 ):
     """Program (rows, KV head): merge the partial results of rows (token, head) in order of choice.
 
-    GATED: weight the branches (compression, this one, window) by gates [N,HQ,3], and write the sum
-    to ``total_ptr``, which may be ``win_ptr``: a row is read first. KEPT: write out and lse.
+    If GATED, weight the branches (compression, this one, window) by gates [N,HQ,3]. Their sum goes
+    to ``total_ptr``, which may be ``win_ptr``: a row is read first. If KEPT, write out and lse.
     """
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)

@@ -45,7 +45,7 @@ def neighbours(N):
 
 @gluon.jit
 def in_turn(x, N: gl.constexpr):
-    """Swap the axes j and k (4 each) of the columns (i, j, k, 2) of ``x`` [64, N]. Self-inverse."""
+    """Swap the axes j and k, both of size 4, of the columns (i, j, k, 2) of ``x`` [64, N]."""
     x = x.reshape([64, N // 32, 4, 4, 2]).permute((0, 1, 3, 2, 4))
     return x.reshape([64, N])
 
@@ -125,7 +125,7 @@ def hopper_forward_kernel(
 ):
     """Do what ``forward_kernel`` does, with programs of four warps. Blocks have 64 keys.
 
-    ``config.hopper_fits`` says which calls it takes.
+    ``config.hopper_fits`` says which calls this kernel takes.
     """
     TOKENS: gl.constexpr = ROWS // G
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
@@ -160,8 +160,8 @@ def hopper_forward_kernel(
         k.index(0).store(k0)
         if D == 128:
             k.index(1).store(k1)
-        # Reordered, so that a thread has adjacent columns of the product. It stores 16 bytes at
-        # once, without a detour through shared memory.
+        # V is reordered, so that a thread has adjacent columns of the product. The thread stores 16
+        # bytes at once, without a detour through shared memory.
         v.store(in_turn(v_rows, DV))
         last_key = first_key + (ROWS - 1) - first_token
         next_first = gl.load(entries_ptr)

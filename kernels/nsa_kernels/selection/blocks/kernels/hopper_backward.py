@@ -30,11 +30,11 @@ D = gl.constexpr(128)
 BYTES = gl.constexpr(2)
 """Bytes of an element."""
 Q_SLOTS = gl.constexpr(4)
-"""Tiles of q in shared memory at once. Four have room for the two sums that are exchanged."""
+"""Tiles of q in shared memory at once. In the end, two sums that are exchanged take their place."""
 G_SLOTS = gl.constexpr(4)
 """Tiles of dO in shared memory at once."""
 LINES = gl.constexpr(3)
-"""Floats of each row (query, head): its LSE, rest (the delta of ``delta_kernel``) and gate."""
+"""How many floats a row (query, head) has: LSE, rest (the delta of ``delta_kernel``) and gate."""
 GROUPS = gl.constexpr(2)
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 """The layout of dK, dV (keys by columns) and dQ (rows by columns) in results of ``wgmma``."""
@@ -58,7 +58,7 @@ def takes_boxes(group: int) -> bool:
 
 def constants_of(group: int) -> dict[str, Any]:
     """Return the constants and options of a launch, except ``QUERIES`` and ``GATED``."""
-    # 384 threads share 64 Ki registers: three warp groups, even if the third has one busy warp.
+    # 384 threads (three warp groups, even if the third has one busy warp) share 64 Ki registers.
     options = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
     return {"G": group, "BOXED": takes_boxes(group), **options}
 
@@ -67,8 +67,8 @@ def constants_of(group: int) -> dict[str, Any]:
 def line_tokens(entries_ptr, first, n, G: gl.constexpr):
     """Return the token of each row of the tile that begins at query ``first``, for ``copy_lines``.
 
-    Rows after the last query repeat its token. They have weight 0, and cannot spoil a finite sum:
-    if values of that token are not finite, the sums of the item are not finite anyway.
+    Rows after the last query repeat that query's token, with weight 0. They cannot spoil a finite
+    sum: if values of that token are not finite, the sums of the item are not finite anyway.
     """
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     query = first + gl.arange(0, ROWS, LINE) // G
@@ -146,8 +146,8 @@ def copy(
     GATED: gl.constexpr,
     BOXED: gl.constexpr,
 ):
-    """Do the work of the copying warps: copy queries, gradients, LSE, rest and gate. BOXED: the
-    first token is at row ``q_row`` of q, and tokens are ``q_st`` rows apart; the same for g."""
+    """Do the work of the copying warps: copy queries, gradients, LSE, rest and gate. If BOXED, the
+    first token is at row ``q_row`` of q, and tokens are ``q_st`` rows apart; likewise for g."""
     TOKENS: gl.constexpr = ROWS // G
     line = line_tokens(entries_ptr, 0, n, G)
     if BOXED:
@@ -257,7 +257,7 @@ def step_of(
     BOXED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Do tile ``i``. MASKED: some queries do not see all keys, or some rows have no query."""
+    """Do tile ``i``. If MASKED, some queries do not see all keys, or some rows have no query."""
     TOKENS: gl.constexpr = ROWS // G
     OUT: gl.constexpr = neighbours(D)
     dtype: gl.constexpr = part_ptr.dtype.element_ty
@@ -283,10 +283,10 @@ def step_of(
     dv = warpgroup_mma(gl.convert_layout(rounded, WEIGHTS), g, dv, is_async=True)
     rest = line_room.index(q_slot * LINES + 1).load(gl.SliceLayout(0, SCORES))
     dp = warpgroup_mma_wait(1, deps=[dp])
-    # Use ``rounded``, which takes 16 registers until here. ``p`` would take 32.
+    # Use ``rounded``, which takes 16 registers up to this line. ``p`` would take 32.
     ds = (widened(rounded) * (dp - rest[None, :])).to(dtype)
-    # This wait returns at once, but it ends a basic block. So ptxas cannot delay the instructions
-    # above it until after the later waits.
+    # This wait returns at once, but it ends a basic block. So ptxas does not move the code above
+    # this wait to a place below the later waits.
     mbarrier.wait(q_ready.index(q_slot), q_parity)
     ds_room.store(ds)
     dk = warpgroup_mma(gl.convert_layout(ds, WEIGHTS), q, dk, is_async=True)
@@ -319,8 +319,8 @@ def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
     LAYOUT: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     j = gl.arange(0, ROWS, LAYOUT)
     token = gl.load(entries_ptr + gl.minimum(j, n - 1))
-    # Tokens ascend, so at most 63 queries come before the last key of the block. If sequences
-    # overlap (malformed cu_seqlens), there may be more. Then all tiles are masked.
+    # Tokens ascend, so at most 63 tokens see some key and are before the last key. If sequences
+    # overlap (malformed cu_seqlens), there may be more such tokens. Then all tiles are masked.
     early = gl.sum(((token < origin + (ROWS - 1)) & (j < n)).to(gl.int32), 0)
     early = gl.where(early == ROWS, n, early)
     whole = n // TOKENS
@@ -402,8 +402,8 @@ def differentiate(
         k_rows = block_rows(k_ptr, first_key, key_end, k_st, D)
         tiles, masked, whole = tiles_of(entries_ptr, n, origin, G)
         k.store(k_rows)
-        # Reordered, so that a thread has adjacent columns of dQ. It stores 16 bytes at a time,
-        # without a detour through shared memory.
+        # K is reordered, so that a thread has adjacent columns of dQ. The thread stores 16 bytes at
+        # a time, without a detour through shared memory.
         k_turned.store(in_turn(k_rows, D))
     else:
         v_rows = block_rows(v_ptr, first_key, key_end, v_st, D)
@@ -431,7 +431,7 @@ def differentiate(
             i, k, k_turned, v, q_room, g_room, line_room, ds_room, q_ready, q_empty, g_ready,
             g_empty, dk, dv, part_ptr, entries_ptr, n, origin, scale_log2, G, GATED, BOXED, True,
         )  # fmt: skip
-    # Wait until no group reads tiles any more. Then each group stores a sum in their place.
+    # Wait until no group reads tiles any more. Then each group stores one sum in their memory.
     gl.thread_barrier()
     mbarrier.arrive(all_done.index(0), count=1)
     mbarrier.wait(all_done.index(0), 0)
@@ -493,15 +493,15 @@ def hopper_backward_kernel(
     GATED: gl.constexpr,
 ):
     """Do what ``backward_kernel`` does. Blocks have 64 keys, D = Dv = 128, and tensors 16 bits.
-    ``config.hopper_backward_fits`` says which calls it takes.
+    ``config.hopper_backward_fits`` says which calls this kernel takes.
 
-    ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv], are pointers. BOXED: they are
-    descriptors (``describe_heads``), with the heads of a group as a box. k [N, H, D] and v [N, H,
-    Dv]. ``lse_ptr`` (natural), ``rest_ptr`` and, GATED, ``gate_ptr``: fp32 [N, HQ]. ``part_ptr``
-    takes dQ of each (query, block) in the inputs' dtype, unscaled, [HEADS, segment_size, G, D],
-    where HEADS is the number of heads in the launch. The first item of a block adds to ``dk_ptr``
-    and ``dv_ptr`` fp32 [N, HEADS, D]; the other items store their sums in ``spill_ptr`` fp32
-    [slots, 64, D + Dv].
+    k is [N, H, D] and v [N, H, Dv]. ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv],
+    are pointers. If BOXED, they are descriptors (``describe_heads``), and a box has the heads of a
+    group. ``lse_ptr`` (natural), ``rest_ptr`` and, if GATED, ``gate_ptr`` are fp32 [N, HQ].
+    ``part_ptr`` takes dQ of each (query, block) in the inputs' dtype, unscaled, [HEADS,
+    segment_size, G, D], where HEADS is the number of heads in the launch. The first item of a block
+    adds to ``dk_ptr`` and ``dv_ptr`` fp32 [N, HEADS, D]. All further items store their sums in
+    ``spill_ptr`` fp32 [slots, 64, D + Dv].
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     COPYING_WARPS: gl.constexpr = 1 if BOXED else 4
@@ -524,7 +524,7 @@ def hopper_backward_kernel(
         q_row = 0
         g_row = 0
         if BOXED:
-            # Offsets count heads, not elements.
+            # From here, offsets count heads, not elements.
             q_st = q_st // q_sh
             g_st = g_st // g_sh
             head = (h * G).to(gl.int32)

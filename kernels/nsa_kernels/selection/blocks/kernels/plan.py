@@ -6,10 +6,10 @@ from ....jit.compat import any_alignment, tl, triton
 from ....jit.sequences import sequence_of
 
 UNROLLED = tl.constexpr(16)
-"""How many choices of a token a step of a loop takes. With 128, compilation takes minutes."""
+"""So many choices of a token are compared in one loop step. With 128, compiling takes minutes."""
 CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
-"""Arguments that differ between launches. If Triton specialised them, it would compile a kernel up
-to three times for each."""
+"""Arguments that differ between launches. If Triton specialised them, it would compile each kernel
+several times."""
 LISTS = any_alignment("items_ptr", "first_ptr", "count_ptr")
 """Pointers into lists of a chunk, which may begin at any address."""
 
@@ -48,8 +48,8 @@ def bins_kernel(
 ):
     """Program (tokens, head): store the bin of every choice in ``places``, and set its bit.
 
-    UNIQUE: no token chooses a block twice. PACKED: sequences begin where ``cu`` says; otherwise all
-    have ``length`` tokens.
+    If UNIQUE, no token chooses a block twice. If PACKED, sequences begin where ``cu`` says;
+    otherwise all have ``length`` tokens.
     """
     t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     h = tl.program_id(1)
@@ -193,7 +193,7 @@ def items_kernel(
     first = tl.load(first_ptr + b, mask=b < bins, other=0)
     count = tl.load(count_ptr + b, mask=b < bins, other=0)
     slot = first // QUERIES + b
-    # The number of slots of this bin, at least one.
+    # How many slots this bin has, which is at least one.
     own = tl.where(b < bins, (first + count) // QUERIES + b + 1 - slot, 0)
     for i in range(tl.max(own, 0)):
         busy = i * QUERIES < count

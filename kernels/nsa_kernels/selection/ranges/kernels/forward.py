@@ -63,9 +63,9 @@ def ranges_kernel(
 ):
     """Program (row, split, head tile): attend to a share of row (b * S + s) * G + g.
 
-    DEPENDENT: the launch before may still write the spans, but no other input. LENGTHS: each batch
-    entry has its own number of keys. PAGE: 0 for k [B,G,S_KV,D], or the keys of a page. Then k
-    [pages,G,PAGE,D] and v are a pool, and row b of ``pages`` lists the pages of entry b.
+    If DEPENDENT, the launch before may still write the spans, but no other input. If LENGTHS, each
+    batch entry has its own number of keys. If PAGE is 0, k is [B,G,S_KV,D]. Otherwise, k
+    [pages,G,PAGE,D] and v are a pool of pages, and row b of ``pages`` lists the pages of entry b.
     """
     start_next_launch(PDL)
     r = tl.program_id(0).to(tl.int64)
@@ -158,8 +158,8 @@ def ranges_kernel(
                 )
         row_sum = tl.sum(sums, 1)
         if PAGE > 0:
-            # If all keys of a row are absent, it gives 0. If all keys of a share are absent, but
-            # not of the row, the share has no weight beside the others.
+            # If all keys of a row are absent, the row gives 0. If only all keys of a share are
+            # absent, the share has no weight beside the others.
             some = row_max > NOT_THERE
             if SPLIT:
                 some = some | (n_parts > 1)

@@ -20,7 +20,7 @@ def numbered_spans(
     Return four results. Three are [SPANS], in the order of the spans: the first number of a span,
     the number after its last, and the position of a key minus its number. The fourth is total.
 
-    If SEARCH_STEPS is not 0, spans and before come from ``disjoint_spans``, and only total is set.
+    If SEARCH_STEPS is not 0, ``spans`` and ``before`` are of ``disjoint_spans``; only total is set.
     """
     if SEARCH_STEPS > 0:
         total = tl.load(before + n_spans).to(tl.int32)
@@ -71,8 +71,8 @@ def key_of(
 ):
     """Return the positions, int32, of the keys with numbers ``pos``; arbitrary if not ``valid``."""
     if SEARCH_STEPS > 0:
-        # Find the last span whose first number is <= pos. An empty span has the first number of the
-        # next one, so it is never found.
+        # Find the last span whose first number is <= pos. An empty span has the same first number
+        # as the next span, so an empty span is never found.
         span = pos * 0
         for step in tl.static_range(SEARCH_STEPS):
             trial = span + (1 << (SEARCH_STEPS - 1 - step))
