@@ -110,7 +110,7 @@ def measure(
 
 
 def describe_worst(name: str, output: Tensor, expected: Tensor) -> str:
-    """Return the index of the element that is farthest off, and what is there and expected."""
+    """Return in words which element is farthest off, its value and the expected value."""
     if not output.numel():
         return ""
     off = (output.double() - expected.double()).abs().nan_to_num(nan=math.inf)
@@ -126,13 +126,13 @@ def _measure_pieces(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield float64 measures of a few rows [rows, width] at a time, to bound the memory.
 
-    First the norms of each row of the result, the oracle and the difference: [3, rows]. Then the
-    sum and the largest of the differences: [2].
+    The first measure [3, rows] holds the norms of each row of the result, the oracle and the
+    difference. The second measure [2] holds the sum and the largest of the differences.
     """
     at_once = max(PIECE // result.shape[1], 1)
     for part, truth in zip(result.split(at_once), expected.split(at_once), strict=True):
         truth = truth.double()
-        difference = torch.sub(part, truth, alpha=factor)  # in the wider format
+        difference = torch.sub(part, truth, alpha=factor)  # computed in the wider of both formats
         norms = [
             torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             for rows in (part, truth, difference)
@@ -164,7 +164,7 @@ def check_values(
 ) -> Errors:
     """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance.
 
-    probe: values may be large, so the result is held to a relative error only.
+    probe: whether the inputs are a probe. Its values may be large, so only a relative error counts.
     """
     resolved = checks.resolution(case)
     sampled = ops.get(case.op).samples_queries

@@ -26,8 +26,8 @@ from nsabench.model.measurement import Judged
 from nsabench.model.vocabulary import Status
 from nsabench.ops import STRIDED, Inputs, Probe
 
-MEMORY_SHARE = 0.25  # of the free device memory, for all sets
-MOST_OF_MEMORY = 0.6  # of the free device memory, for the fewest sets
+MEMORY_SHARE = 0.25  # all sets of inputs take at most this share of the free device memory
+MOST_OF_MEMORY = 0.6  # the fewest sets (two) may take up to this share of it
 
 
 class Oracles:
@@ -210,7 +210,7 @@ class OutputJudge:
         return errors
 
     def conclude(self, diagnosed: Collection[str]) -> Concluded:
-        """Return what was found, and forget the case. Each diagnosis takes seconds."""
+        """Return what was found, with diagnoses of the `diagnosed`, and forget the case."""
         judged = {
             name: self._judge(tally, name in diagnosed)
             for name, tally in self.tallies.items()

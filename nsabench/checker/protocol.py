@@ -15,7 +15,7 @@ from nsabench.model.vocabulary import Status
 class Prepare(Message):
     """Compute the oracles of a case (with a set of inputs for each seed) and of its probes.
 
-    computes: the ops that the implementations compute; "" is the op of the case.
+    computes: the ops that the implementations compute; "" stands for the op of the case.
     """
 
     kind: Literal["prepare"] = "prepare"

@@ -74,9 +74,9 @@ ROW_NOISE = {
 # The terms of dq cancel: they are large for a query with few keys, and the values saved by the
 # forward are rounded. The terms of any other gradient may also cancel.
 ROW_NOISE_OF_A_GRADIENT = 16.0
-# The error of a row is divided by its norm, or by this many norms of a typical row (1 by default)
-# if that is more. In dv nothing cancels, and norms differ by a factor of 100: under a causal mask
-# only one query sees the last key. Below 1/64 of a typical norm a weight may underflow.
+# The error of a row is divided by the larger of two norms: its own, or a typical row's times this
+# factor (1 by default). In dv nothing cancels, and norms differ by a factor of 100: with a causal
+# mask only one query sees the last key. Below 1/64 of a typical norm a weight may underflow.
 LEAST_ROW = {"dv": 1 / 64}
 
 
@@ -93,7 +93,7 @@ def least_row(result: str) -> float:
 
 
 def is_seen(result: str, of_typical: float, resolved: float) -> bool:
-    """Return whether parity always finds a missing row whose norm is `of_typical` typical norms."""
+    """Return whether parity always finds a lost row of `of_typical` times a typical norm."""
     return of_typical > min(max(least_row(result), of_typical) * row_ratio(result), 1.0) * resolved
 
 

@@ -84,7 +84,7 @@ def least_time(
 ) -> Bound | None:
     """Return the greatest lower bound on the time of a call.
 
-    l2_bytes: bytes that come from L2; by default `limits.l2_bytes`. warm: all inputs may.
+    l2_bytes: bytes that come from L2; by default `limits.l2_bytes`. warm: all inputs may be in L2.
     """
     in_l2 = limits.l2_bytes if l2_bytes is None else l2_bytes
     resident = record.bytes_min if warm else min(in_l2, record.bytes_min)
@@ -175,7 +175,7 @@ def check_cliff(records: Sequence[Record], limits: DeviceLimits) -> list[Finding
 
 
 def _find_tops(series: list[Record], cases: dict[str, list[Record]]) -> Iterator[Finding]:
-    """Report the records from a leap (the first is its edge) until one is faster than the edge."""
+    """Report records from the first after a leap (the edge) until one is faster than the edge."""
     foot, edge = series[0], None
     for record in series[1:]:
         if _ms(record) > LEAP * _growth(foot, record) ** 2 * _ms(foot):

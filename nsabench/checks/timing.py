@@ -13,8 +13,8 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode, Regime, Role, Status
 
 KNOWN_DURATION_TOLERANCE = 0.02
-OFTEN = 0.5  # share of samples; a few late ones can be noise of the host
-IN_A_BURST = "called one behind the other, "  # the worker's reasons about a burst begin with it
+OFTEN = 0.5  # share of samples; fewer late samples can be noise of the host
+IN_A_BURST = "called one behind the other, "  # begins the worker's reasons about a burst
 MORE = 1.25  # a call in a burst that takes over this multiple of its device time waits for the host
 
 
@@ -68,7 +68,7 @@ def _check_conditions(case: list[Record]) -> Iterator[Finding]:
 
 
 def find_time_doubts(conditions: Sequence[Conditions]) -> Iterator[str]:
-    """Yield why times are unreliable. `clock_spread` covers a power cap with known clocks."""
+    """Yield why times are unreliable. A power cap with known clocks is for `clock_spread`."""
     reasons = {x for c in conditions for x in c.clock_event_reasons} & THROTTLING
     clocks = _clock_range(conditions)
     if reasons - {POWER_CAP} or (reasons and clocks is None):

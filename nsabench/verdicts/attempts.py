@@ -23,18 +23,18 @@ from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
 BEFORE_ANY = "inputs"
 EARLY = (BEFORE_ANY, "request", "start")
 COOL_DOWN_S = 5.0
-REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause ends these, but not a cap that the work causes
+REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause does not end a power cap
 # If the sandbox blocks signals, no kernel can kill the measuring process, but a person or a
 # scheduler can. Up to this many kills in a row are blamed on no implementation.
 FORGIVEN = 2
-SIGNALS = "signals"  # the word for that protection in `Attempt.sandbox`
+SIGNALS = "signals"  # `Attempt.sandbox` contains this word if the sandbox blocks signals
 NONE = 0  # the attempt of an implementation that no worker measured to the end
 
 
 @dataclass(frozen=True)
 class NextAttempt:
     implementations: tuple[str, ...]
-    pause_s: float = 0.0  # before the attempt
+    pause_s: float = 0.0  # the pause before the attempt
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class CaseState:
     purpose: Purpose
     case_id: str
     observations: list[Observation]  # of settled implementations, in the order of the plan
-    conditions: dict[int, Conditions]  # by attempt
-    attempts: int = 0  # made so far
+    conditions: dict[int, Conditions]  # by the number of the attempt
+    attempts: int = 0  # how many were made so far
     wall_s: float = 0.0
     reason: str = ""  # why the pass gave the case up
     next: NextAttempt | None = None  # None once all is settled
@@ -113,7 +113,7 @@ def cannot_run(plan: Plan, planned: PlannedCase, name: str) -> str:
 
 @dataclass
 class _SoloTrials:
-    """Each implementation is measured alone, because a worker died that measured all of them."""
+    """Measure each implementation alone, because a worker that measured all of them died."""
 
     death: Death
     order: list[str]

@@ -15,7 +15,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime, Role, Status
 from nsabench.verdicts.length_series import Tested, find_least_length, find_objections
 
-# Names of the regimes for readers. Most models call from Python, so that comes first.
+# Names of the regimes for readers. Most models call from Python, so that regime comes first.
 REGIME_NAMES = {
     Regime.QUEUE: "from Python",
     Regime.DEVICE: "by its kernels alone",
@@ -63,7 +63,7 @@ class BreakEven:
 
     @property
     def used(self) -> tuple[list[str], list[str]]:
-        """Return the implementations and alternatives of cases from the break-even length."""
+        """Return implementations and alternatives in cases at or above the break-even length."""
         used = [t.comparison for t in self.tested if t.length >= (self.length or 0)]
         names = {c.implementation for c in used if c.implementation}
         return sorted(names), sorted({c.against for c in used if c.against})

@@ -50,7 +50,7 @@ def make_records(plan: Plan, session: WriterSession, state: CaseState) -> list[R
         "triton": described.software.triton,
         "cuda": described.software.torch_cuda,
     }
-    works: dict[str, Work] = {}  # by the op that is computed, which is nearly always the same
+    works: dict[str, Work] = {}  # by the op that is computed, usually the op of the case
     offset_ms = session.ceilings.timer_offset_ms
     records = []
     for observation in state.observations:

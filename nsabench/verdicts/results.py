@@ -29,7 +29,7 @@ from nsabench.verdicts.records import STATUS_OF, apply_findings, make_records, w
 from nsabench.verdicts.statistics import quantile
 from nsabench.verdicts.verdict import compare_records, find_caution, revise_records
 
-CANARY = "canary"  # the check
+CANARY = "canary"  # the name of the check
 # Medians of one implementation in two processes of one host differ by up to this share
 # (docs/explanation/measurement.md).
 APART = 0.03
@@ -45,7 +45,7 @@ class Results:
     @property
     def failures(self) -> list[str]:
         """A line for each failure. A control fails if it is missed."""
-        # Findings that no control reached a check, so that nothing is decided.
+        # These findings say that no control reached a check, so nothing is decided.
         lines = [
             f.sentence
             for f in self.findings
@@ -65,7 +65,7 @@ class Results:
 
     @property
     def found_while_measuring(self) -> list[Finding]:
-        """Failures of candidates and baselines that a worker or checker found, and no check."""
+        """Failures of candidates and baselines that were found while measuring, not by a check."""
         by_checks = {(f.case_id, f.implementation) for f in self.findings if f.effect in STATUS_OF}
         findings = []
         for record in self.records:
@@ -83,7 +83,7 @@ def _has_failed(record: Record) -> bool:
 
 @dataclass(frozen=True)
 class Assessment:
-    """A log after the checks. records: with the verdicts of the main pass."""
+    """A log after the checks. The records have the verdicts of the main pass."""
 
     plan: Plan
     log: Log
@@ -93,7 +93,7 @@ class Assessment:
     findings: list[Finding]
 
     def comparisons(self) -> list[Comparison]:
-        """Return the comparisons after the later passes so far, to decide what to measure next."""
+        """Return the comparisons, revised by all passes so far, to decide what to measure next."""
         records = self._revise_records()
         candidates = [record for record in records if record.role is Role.CANDIDATE]
         compared = [record.compared(regime) for regime in Regime for record in candidates]
@@ -208,7 +208,7 @@ class RunLog:
 
 
 def assemble(run_id: str, parts: Sequence[RunLog]) -> Results:
-    """Apply the checks to a run and judge its candidates. run_id: of the whole run."""
+    """Apply the checks to a run and judge its candidates. run_id: the id of the whole run."""
     if len(parts) == 1 and parts[0].plan.run_id == run_id:
         return assess(parts[0].plan, parts[0].log).results()
     canaries = {name_shard(part.plan): read_canary(part.plan, part.log) for part in parts}
@@ -256,7 +256,7 @@ class Canary:
 
     medians: Mapping[str, float]  # ms, by implementation
     disturbed: str = ""  # why the times are unreliable
-    failed: Mapping[str, str] = field(default_factory=dict)  # why, by implementation
+    failed: Mapping[str, str] = field(default_factory=dict)  # the reason, by implementation
     lost: str = ""  # why the process that measured it was lost
 
 
@@ -332,7 +332,7 @@ def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
 
 
 def _find_largest_set(medians: Mapping[str, float]) -> set[str]:
-    """Return the largest (or else the closest) set of shards within `APART`, if over half."""
+    """Return the largest set of shards within `APART` (of equal ones, the closest) if over half."""
     found: tuple[int, float, set[str]] = (0, 0.0, set())
     for least in sorted(medians.values()):
         names = {name for name, ms in medians.items() if least <= ms <= least * (1 + APART)}

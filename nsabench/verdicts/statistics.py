@@ -46,7 +46,7 @@ def quantile(samples: Iterable[float], q: float) -> float:
 
 
 def quantiles(samples: Iterable[float], *qs: float) -> list[float]:
-    """Return quantiles: numpy's to the last bit, but 20 times faster for a few samples."""
+    """Return what `numpy.quantile` returns, to the last bit, but 20x faster for few samples."""
     ordered = sorted(map(float, samples))
     if any(map(math.isnan, ordered)):
         return [math.nan] * len(qs)

@@ -44,12 +44,12 @@ class Decision:
     margin: float
     min_length: int | None  # a value of `axis`; None: see `reasons`
     reasons: list[str] = field(default_factory=list)
-    tested: int = 0  # cases
+    tested: int = 0  # how many cases were tested
     weakest: float = 0.0  # the smallest lower end of an interval from that length
     decided_by: Tested | None = None  # the failing case below the threshold
     axis: str = SELECTED  # the size that is the length
-    notes: list[str] = field(default_factory=list)  # change nothing in the answer
-    caveats: list[str] = field(default_factory=list)  # name the unproven checks behind it
+    notes: list[str] = field(default_factory=list)  # remarks that do not change the answer
+    caveats: list[str] = field(default_factory=list)  # the unproven checks behind the answer
     own: bool = False  # the candidate is from the user's own file
     answer: ThresholdAnswer = ThresholdAnswer.NOT_TESTED
     where: tuple[str, ...] = ()  # the conditions of --where

@@ -1,7 +1,7 @@
 """Decide the verdict of a candidate on a case: its ratio to the best valid baseline beside it.
 
-The later passes then revise the verdict: a second process confirms it, and a process without
-candidates times the baselines.
+A baseline is beside a candidate if one process timed both. Later passes revise the verdict: a
+second process confirms it, and a process without candidates times the baselines.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from nsabench.verdicts.statistics import (
 
 # Ratios in two runs differ by up to this much, and smaller differences are of no use.
 SAME_BAND = 0.01
-# A host is noisier than a device, and eight bursts are few. With a noise of 2 % the band above
-# calls 4 of 100 equal pairs unequal; the band below calls fewer than 1.
+# A host is noisier than a device, and eight bursts are few. With a noise of 2 %, `SAME_BAND` would
+# call 4 of 100 equal pairs unequal. `SAME_BAND_IN_QUEUE` calls fewer than 1 of 100 unequal.
 SAME_BAND_IN_QUEUE = 0.02
 BEHIND = 2.0  # a specialised baseline that takes this multiple of the best time does not count
 # Medians of one implementation in two processes differ by up to this share, and their ratios by a
@@ -354,7 +354,7 @@ def _compare_with_isolated(
     isolated: CaseState,
     clean: Collection[str],
 ) -> Comparison:
-    """Compare with the best isolated reference if the candidate slowed the references beside it."""
+    """Compare with the best isolated reference if a candidate slowed those in its process."""
     times = _select_times(comparison, case, isolated)
     disturbance = next(find_time_doubts(list(isolated.conditions.values())), "")
     if disturbance:
@@ -432,7 +432,7 @@ def _find_missing_baseline(
 def _lower_ratio(
     comparison: Comparison, record: Record, isolated: CaseState, times: Mapping[str, list[float]]
 ) -> Comparison:
-    """Take the ratio to the fastest isolated reference if it beats the references beside it."""
+    """Use the fastest isolated reference if it beats those in the candidate's process."""
     assert comparison.ratio is not None and comparison.lo is not None
     fastest_name = _find_fastest(times)
     best, own = times[fastest_name], record.timings(comparison.regime).time_ms

@@ -18,10 +18,10 @@ from nsabench.ops import Inputs, Op
 ELEMENTS = 1 << 20
 LEAST_ROWS, MOST_ROWS = 2, 32
 
-# Returns the spans [R,n,2] of keys that rows select, given the numbers [R] of the rows.
+# Such a function takes numbers [R] of rows, and returns the spans [R,n,2] of keys they select.
 Spans = Callable[[Inputs, Tensor], Tensor]
 OtherInputs = Iterator[tuple[Diagnosis, Inputs]]
-# Spans, or the keys of each row if some count more than once.
+# Mistakes with the spans that they select, or with the keys of each row if a key may count twice.
 OtherKeys = Iterator[tuple[Diagnosis, Tensor | list[Tensor]]]
 
 
@@ -43,7 +43,7 @@ def coordinates(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def by_head(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return views of q [..., h, D], k [B,H,L,D] and v [B,H,L,Dv]: h query heads a KV head."""
+    """View q as [..., h, D], k as [B,H,L,D], v as [B,H,L,Dv]. A KV head has h query heads."""
     q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
     if k.dim() == 2:  # packed keys
         return q, k[None, None], v[None, None]
@@ -125,7 +125,7 @@ class Selection:
 
     def alone(self) -> Inputs:
         k, v = (x[None] for x in self.gather())
-        if not k.shape[2]:  # a problem has a key, even if no row selects it
+        if not k.shape[2]:  # an op needs at least one key, even if no row selects any
             k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
         ranges = torch.stack([torch.zeros_like(self.count), self.count], -1).int()
         tensors = {"q": self.q[None, None], "k": k, "v": v, "ranges": ranges[None, None, :, None]}
@@ -154,10 +154,10 @@ class Selection:
 
 
 class Evidence:
-    """A wrong output, and a thin problem, which has only some wrong rows if rows select keys.
+    """A wrong output: the full problem, and a thin one, with a few of its rows if rows select keys.
 
-    full, whole, whole_output, off, wrong: inputs, oracle, output, absolute errors and bad vectors
-      (of the last axis) of the full problem. Further fields belong to the thin problem.
+    Five fields belong to the full problem: the inputs `full`, the oracle `whole`, `whole_output`,
+      its absolute errors `off`, and `wrong`, which marks bad vectors (of the last axis).
     rows: numbers of rows. A row is an index of the first axis, or the query heads of a KV head.
     marked: the vectors that hypotheses must explain.
     """
@@ -217,7 +217,7 @@ class Evidence:
         return rows.reshape(self.oracle.shape)
 
     def mae(self, expected: Tensor) -> float:
-        """Return the mean absolute error of the marked vectors; infinite if most are left out."""
+        """Return the mean absolute error of the marked vectors; infinite if half are not finite."""
         off = (self.output - expected).abs().mean(-1)[self.marked]
         finite = off[off.isfinite()]
         return float(finite.mean()) if 2 * finite.numel() > off.numel() else math.inf

@@ -81,9 +81,9 @@ def diagnose_gradient(
     """Return the known mistake that explains a wrong gradient, or else where it is off.
 
     grad_out: the gradient of the output, up to a factor.
-    name: such as `dq`.
+    name: the name of the gradient, such as `dq`.
     right: the expected gradient.
-    previous: what the call before should have returned, if it had other inputs.
+    previous: what the previous call should have returned, if that call had other inputs.
     """
     got, right = search.blank_left_out(op, got, right)
     if previous is not None:

@@ -27,7 +27,7 @@ def diagnose(
 ) -> Diagnosis:
     """Return the known mistake that explains a wrong output, or else where the output is off.
 
-    previous: what the call before this one should have returned, if it had other inputs.
+    previous: what the previous call should have returned, if that call had other inputs.
     """
     output, oracle = search.blank_left_out(op, output, op.oracle(inputs))
     if not_finite := search.locate_not_finite(output):
@@ -53,7 +53,7 @@ def find_hypotheses(evidence: Evidence, known: Known) -> Iterator[Hypothesis]:
 
 
 def _find_written(e: Evidence) -> Iterator[Hypothesis]:
-    # A single row may be zero for another reason, and be the only one that is far off.
+    # A single row may be zero for another reason, and be the only row that is far off.
     if search.is_all(e.off, e.whole_output == 0):
         yield mistake("all-zero"), lambda: torch.zeros_like(e.oracle)
     previous = e.previous

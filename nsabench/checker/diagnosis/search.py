@@ -16,12 +16,12 @@ from nsabench import ops
 from nsabench.machine.clock import now_s
 from nsabench.ops import Op
 
-TIME_LIMIT_S = 2.0  # of CPU time, so that a search on a busy machine is not cut short
+TIME_LIMIT_S = 2.0  # seconds of CPU time, so that a busy machine does not cut a search short
 BUSY = 10.0  # wall time is limited to this multiple of the CPU time
 EXPLAINS = 0.2  # An explanation leaves at most this share of the error.
 SURE = 0.01  # The search ends at a hypothesis that leaves at most this share.
 BETTER = 0.9  # A later hypothesis replaces an earlier one if its error is smaller by this factor.
-FAR_OFF = 4.0  # a vector is wrong if its error is within this factor of the worst one's
+FAR_OFF = 4.0  # a vector is wrong if its error times this factor reaches the largest error
 EVERYWHERE = "every part of it"
 ROUNDING, SMALL = 4.0, 64.0
 

@@ -46,7 +46,7 @@ def mistake_packing(inputs: Inputs) -> OtherInputs:
         yield mistake("sequence-begin", when=when), inputs.replaced({"cu_seqlens": moved})
 
 
-# Bands of keys, which a row sees because of its place in a sequence or a cache.
+# A band is the range of keys that a row sees because of its place in a sequence or a cache.
 
 
 def select_all(inputs: Inputs, rows: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def mistake_newest(inputs: Inputs, rows: Tensor) -> OtherKeys:
     yield mistake("keys-shifted"), select_newest(inputs, rows) - 1
 
 
-# Spans of keys that were chosen for a query.
+# A span is a range of keys that was chosen for a query.
 
 
 def select_spans(inputs: Inputs, rows: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def _replace_tensor(inputs: Inputs, name: str, others: OtherTensors) -> OtherInp
 
 
 def _mistake_choice(chosen: Tensor) -> OtherTensors:
-    """chosen: [B,T,H,...], what was chosen for each query and KV head."""
+    """Yield wrong variants of `chosen` [B,T,H,...], the choice for each query and KV head."""
     if chosen.shape[2] > 1:
         yield mistake("choice-of-head"), chosen[:, :, :1].expand_as(chosen)
     if chosen.shape[1] > 1:
@@ -233,7 +233,7 @@ def _count_overlaps(keys: list[Tensor], span: str) -> OtherKeys:
         yield mistake("overlap-counted", span=span), keys
 
 
-# Blocks of keys: spans [B,H,n,2] of a cache, or block numbers [B,T,H,S].
+# Blocks of keys are given as spans [B,H,n,2] of a cache, or as block numbers [B,T,H,S].
 
 
 def mistake_cache_block_inputs(inputs: Inputs) -> OtherInputs:

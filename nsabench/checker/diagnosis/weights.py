@@ -15,7 +15,7 @@ from nsabench.checker.diagnosis.evidence import Evidence, Selection, unite
 from nsabench.checker.diagnosis.search import Hypothesis, mistake
 
 TILES = (16, 32, 64, 128, 256)
-# The most products of weight and value in memory while every number of first keys is tried.
+# `_find_prefix` holds at most this many products of a weight and a value in memory.
 SEARCH_ELEMENTS = 1 << 24
 LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -154,7 +154,7 @@ def _find_prefixes(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _find_prefix(keys: Keys, ranks: Tensor) -> int:
-    """Return how many keys, in the order of `ranks` [R,L], come nearest to the output."""
+    """Return how many of the first keys, in the order of `ranks` [R,L], best give the output."""
     # One head of a few rows tells prefixes apart.
     rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
     marked = keys.evidence.marked.reshape(-1, keys.heads)
@@ -190,7 +190,7 @@ def _find_counted(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _pad(keys: Keys, count: Tensor) -> Tensor:
-    """Compute the output with zero keys: each has the score 0 and the value 0."""
+    """Compute the output with `count` [R] more keys, whose scores and values are 0."""
     padding = count.unsqueeze(-1) * torch.exp(-keys.top)
     total = keys.weights.sum(-1, keepdim=True) + padding
     return keys.shape((keys.weights @ keys.v / total).nan_to_num())

@@ -19,7 +19,7 @@ __all__ = ["audit_csv"]
 FAILED = re.compile(r"fail|error|crash|timeout|timed out|out of memory|\b(oom|nan|inf)\b", re.I)
 LEAST_MS = 5e-4  # an empty kernel takes longer
 TIME_GROWTH = 4.0
-FLAT = 1.2  # largest over smallest time
+FLAT = 1.2  # times are flat if the largest is less than this multiple of the smallest
 
 
 def audit_csv(
@@ -79,7 +79,7 @@ def _describe_reading(table: ForeignTable, gpu: str | None) -> Iterator[Finding]
 
 
 def _accuse_both(finding: Finding, baselines: str) -> Finding:
-    """A table says how far two implementations are apart, not which of them is wrong."""
+    """Let a finding accuse both sides: a table does not show which of the two is wrong."""
     if finding.check != "parity":
         return finding
     sentence = finding.sentence.replace(parity.ORACLE, baselines)

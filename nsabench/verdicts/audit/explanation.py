@@ -18,14 +18,14 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, Role
 
 CHECK = "explanation"
-ELEMENTS = 1 << 22  # of K in a simulation, which then takes less than 1 s
-MOST_ELEMENTS = 1 << 25  # of K in one row; longer rows are not simulated
+ELEMENTS = 1 << 22  # elements of K in a simulation, which then takes less than 1 s
+MOST_ELEMENTS = 1 << 25  # elements of K in one row; longer rows are not simulated
 LEAST_POINTS = 3
 EXPLAINS = 0.1  # largest mean relative deviation of a simulated curve from the stated curve
 SEED = 0
 
 Array = NDArray[np.float32]
-Errors = dict[int, float]  # by L
+Errors = dict[int, float]  # the mean absolute error by length L
 
 
 def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:

@@ -141,7 +141,7 @@ class ForeignTable:
         if shape is None or times.role is None:
             return None
         dtype = self._dtype(line)
-        # The work of a forward: every timed call does at least that.
+        # Assume the work of a forward, since every timed call does at least that.
         work = ops.get(OP).work(shape, dtype, "dense", 0)
         is_backward = self.cell(line, "direction").lower().startswith("b")
         is_candidate = times.role is Role.CANDIDATE
@@ -167,7 +167,7 @@ class ForeignTable:
 
     def _dtype(self, line: ForeignRow) -> DType:
         name = self.cell(line, "dtype").lower().removeprefix("torch.")
-        # The default is a format of 16 bits: fewer bytes call no time impossible by mistake.
+        # The default is 16 bits: with too few bytes, no possible time is called impossible.
         return DType(name) if name in {*DType, *DTYPE_NAMES} else DType.FLOAT16
 
 
@@ -179,7 +179,7 @@ def read_table(
 ) -> ForeignTable:
     """Read a table. Raises `UsageError` if it cannot be read, or has no candidate.
 
-    candidates, baselines: names; if empty, words in names decide. unit: for columns without one.
+    Without `candidates` and `baselines`, words in names decide. `unit` is for columns without one.
     """
     try:
         columns, lines = _parse(reading.read(path, limits.CSV))
@@ -247,7 +247,7 @@ def _split(name: str) -> list[str]:
 def _find_times(column: str, unit: str, named: Collection[str]) -> Times | None:
     """Return the times of a column, or None if it holds none.
 
-    The column's name without unit and `TYPICAL` words names the implementation; "" in a long table.
+    The implementation has the column's name without unit and `TYPICAL` words; "" in a long table.
     """
     words = _split(column)
     if len(words) > 1 and words[-1] in UNITS_MS:
@@ -290,7 +290,7 @@ def _find_columns(columns: list[str], wanted: Mapping[str, Sequence[str]]) -> di
     for key, names in wanted.items():
         for name, column in ((n, c) for n in reversed(names) for c in reversed(columns)):
             words = "_".join(_split(column))
-            # As in triton_speedup and speedup_vs_sdpa.
+            # Two examples are triton_speedup and speedup_vs_sdpa.
             in_part = name == "speedup" and name in words.split("_")
             if column == name or (len(name) > 1 and words == name.lower()) or in_part:
                 found[key] = column
@@ -301,7 +301,7 @@ def _find_settings(table: ForeignTable, columns: Sequence[str]) -> list[str]:
     """Return the fewest columns that tell lines of the same sizes apart."""
     cells = {c: [line.cells[c] for line in table.lines] for c in columns}
     settings = [c for c in columns if _is_setting(c, cells[c])]
-    # Few values first: a column that follows from others, such as batch times length, has more.
+    # Prefer few values: a column that follows from others, such as batch times length, has more.
     settings.sort(key=lambda c: len(set(cells[c])))
     naming = table.times[0].named_in
     cases: list[tuple[str, ...]] = [
