@@ -78,14 +78,14 @@ class Scratch:
         return self._sandbox.model_copy(update={"begins_as": begins_as})
 
     def put_aside(self) -> TemporaryFolder:
-        """Move the content to a new folder and return that. No worker may run meanwhile."""
+        """Move the content to a new folder, and return the folder. No worker may run meanwhile."""
         aside = TemporaryFolder()
         Path(self.path).rename(Path(aside.name, _ASIDE))
         Path(self.path).mkdir(0o700)
         return aside
 
     def begin_afresh(self, aside: TemporaryFolder) -> None:
-        """Have the next worker begin with a copy of `aside`, at the path that the caches hold."""
+        """Have the next worker begin with a copy of `aside`, at the path that is in the caches."""
         self.put_aside().remove()
         self._begins_as = str(Path(aside.name, _ASIDE))
 
@@ -127,7 +127,7 @@ class WorkerClient:
     ops_file: Path | None = None
     run_folder: Path | None = None
     sandboxed: bool = True
-    is_clean: bool = False  # it imports no candidate
+    is_clean: bool = False  # whether the worker imports no candidate
     mailbox: int | None = None  # the descriptor of the memory for outputs
     on_step: Callable[[Step], None] = lambda step: None
 
@@ -198,7 +198,7 @@ class WorkerClient:
         return self._ask_device(request, expected, "calibrated").ceilings
 
     def _ask_device(self, request: Message, expected: type[M], done: str) -> M:
-        """Raises `EnvironmentRefused`."""
+        """Ask about the device. Raises `EnvironmentRefused`."""
         try:
             return self._ask(request, expected, START_LIMIT_S)
         except WorkerLost as lost:
@@ -209,14 +209,14 @@ class WorkerClient:
     def compile(
         self, case: Case, implementation: str, limit_s: float, *, probes: bool
     ) -> protocol.Compiled:
-        """Raises `WorkerLost`."""
+        """Call an implementation to fill compiler caches. Raises `WorkerLost`."""
         request = protocol.Compile(case=case, implementation=implementation, probes=probes)
         return self._ask(request, protocol.Compiled, limit_s, 2 + MOST_PROBES * probes)
 
     def measure(
         self, request: protocol.Measure, max_steps: int, listen: Listener
     ) -> protocol.Measured:
-        """Raises `WorkerLost` or `WorkerRefused`."""
+        """Measure a case. Raises `WorkerLost` or `WorkerRefused`."""
         limit_s = request.case.timeout_s
         return self._process.ask(request, protocol.Measured, limit_s, max_steps, listen)
 

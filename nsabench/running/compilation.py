@@ -28,7 +28,7 @@ from nsabench.running.clients import Note, Scratch, TemporaryFolder, WorkerClien
 from nsabench.running.executor import Executor
 from nsabench.running.process import WorkerLost
 
-SHARE = 0.7  # of the device's memory, for all processes together
+SHARE = 0.7  # all processes together may take this share of the device's memory
 WORTH_IT = 4  # for fewer cases the processes are not started
 MOST_PROCESSES = 16
 CONTEXT_BYTES = 1 << 30  # device memory of a CUDA context
@@ -74,7 +74,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
     by_kind: dict[bool, list[Family]] = {True: [], False: []}
     for by_content in families.values():
         family = sorted(by_content.values(), key=_order)
-        first = {ops.series_key(call.case): call for call in reversed(family)}  # of each series
+        first = {ops.series_key(call.case): call for call in reversed(family)}  # in each series
         family = [replace(call, probes=call in first.values()) for call in family]
         info = family[0].info
         is_clean = info.role is Role.BASELINE and info.source in plan.clean_sources
@@ -83,7 +83,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
 
 
 def _order(call: FirstCall) -> tuple[bool, int]:
-    # A backward before a forward, and small cases before large ones.
+    # Sort a backward before a forward, and small cases before large ones.
     return not call.case.direction.differentiates, ops.work(call.case).bytes_min
 
 
@@ -92,7 +92,7 @@ class CompileAhead:
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._plan = plan
-        self._workers = {  # True: without candidates
+        self._workers = {  # the key True is for workers without candidates
             True: WorkerClient.from_plan(plan, run, plan.clean_sources),
             False: WorkerClient.from_plan(plan, run),
         }
@@ -207,7 +207,7 @@ class _Pool:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if left := self._list_pending():  # this was interrupted
+        if left := self._list_pending():  # the calls were interrupted
             for worker in self._workers:
                 worker.kill()
             wait(left)
@@ -243,5 +243,5 @@ class _Pool:
                 first_s = 0.0
             finally:
                 self._free.append(worker)
-        # A worker runs foreign code, so it may have sent any time.
+        # A worker runs foreign code, so the time that it sent may be false.
         self.first_s[call.case.id, name] = min(max(first_s, 0.0), time.monotonic() - began)

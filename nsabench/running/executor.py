@@ -24,7 +24,7 @@ from nsabench.running.process import WorkerLost, WorkerRefused, broke_protocol
 from nsabench.verdicts.attempts import EARLY
 from nsabench.worker.protocol import Measure, Measured
 
-# For each implementation; 10,000 samples take less. Readers refuse longer lines of the log.
+# Bytes for each implementation; 10,000 samples take less. Readers refuse longer lines of the log.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
 _ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # tracebacks go to a file, not to the log
 # The most deliveries of a worker outside of rounds, and of one implementation in a round. An honest
@@ -40,7 +40,7 @@ class Executor:
         self._entropy = plan.entropy or token_hex(16)  # the secret that seeds are made from
         # Times of the first calls in `compilation`, by case id and implementation.
         self.compiled_s: Mapping[tuple[str, str], float] = {}
-        self._probed: set[tuple[Hashable, str]] = set()  # length series and candidate, if right
+        self._probed: set[tuple[Hashable, str]] = set()  # series and candidate, if right on probes
 
     def run(self, job: Job) -> Measured | Death:
         """Measure a job, or return how its worker or checker died. Raises `WorkerRefused`."""
@@ -118,7 +118,7 @@ class Executor:
         if not count:
             return
         self.worker.retire()
-        # Any of the implementations may have started them.
+        # Any of the implementations may have started these processes.
         for observation in observations:
             note = "it, or one measured with it, left {} process(es) behind, which were killed"
             observation.notes.append(note.format(count))

@@ -25,14 +25,14 @@ from nsabench.verdicts.results import RunLog
 LATEST = "latest"
 SHARDS = "shards"  # the folder of a merged run that holds the shards
 MANIFEST = "manifest.dsse.json"
-KEPT = ("plan.json", "log.jsonl", "environment.json", MANIFEST)  # of a shard in a merged run
+KEPT = ("plan.json", "log.jsonl", "environment.json", MANIFEST)  # merged runs keep these of shards
 NAMES = (
     *KEPT,
     RUN_KEY,
     *("records.parquet", "comparisons.parquet", "samples.parquet"),
     *("thresholds.yaml", "selection_report.md", "report.html"),
 )
-# What a case printed in a pass (main, confirmation, ...), and files of a shard in a merged run.
+# Files of what a case printed in a pass (main, confirmation, ...), or of a shard in a merged run.
 _NAME = re.compile(
     rf"logs/[0-9a-f]{{12}}(\.[a-z]+)?\.log|"
     rf"{SHARDS}/(?P<shard>[A-Za-z0-9][A-Za-z0-9-]{{0,99}})/({'|'.join(map(re.escape, KEPT))})"
@@ -90,7 +90,7 @@ class RunFolder:
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
-        """Make the folder. Removes a run that measured nothing; `UsageError` for other content."""
+        """Make the folder, or empty it if its run measured nothing. Else raise `UsageError`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._is_unbegun():
@@ -137,7 +137,7 @@ class RunFolder:
                 )
 
     def refuse_links(self) -> None:
-        """Raise `VerificationFailed` for a link, a pipe or a device: writes to it leave the run."""
+        """Raise `VerificationFailed` for a link, pipe or device: its data are outside the run."""
         for where, folders, files in os.walk(self.path):
             for path in (Path(where, name) for name in sorted(folders + files)):
                 mode = path.lstat().st_mode

@@ -57,7 +57,7 @@ class Loop:
     folder: RunFolder
     view: View
     checker: CheckerClient
-    fit: bool  # raise `EnvironmentRefused` on an unfit machine
+    fit: bool  # whether to raise `EnvironmentRefused` on an unfit machine
 
     def __post_init__(self) -> None:
         self._ahead = CompileAhead(self.plan, self.folder.path)
@@ -84,7 +84,7 @@ class Loop:
         return log.measuring_s - before_s + self._ahead.wall_s
 
     def describe(self) -> Described | None:
-        """Return what this machine is, or None if nothing is left to measure."""
+        """Return a description of this machine, or None if nothing is left to measure."""
         if self._described is None and (jobs := self._next_jobs()):
             self._described = self._start_executor(jobs[0]).worker.describe()
         return self._described

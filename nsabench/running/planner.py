@@ -104,7 +104,7 @@ def discover(
     *,
     sandboxed: bool,
 ) -> list[ImplementationInfo]:
-    """Return all implementations. Raises `UsageError` if an import fails, and as `join_file`."""
+    """Return all implementations. Raises `UsageError` if an import or `join_file` fails."""
 
     def list_with(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
         with closing(

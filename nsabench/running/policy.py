@@ -19,7 +19,7 @@ from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
 from nsabench.verdicts.verdict import needs_confirmation, needs_isolated
 
-# A baseline with faster calls is always measured: that takes less time than to find it far behind.
+# A baseline whose calls take less is always measured: to find it far behind would take longer.
 LEAST_MS = 20.0
 STAY = 2  # a check may reject the best baseline, and then the second best decides
 # Few rounds are enough to show whether isolated medians differ by more than `verdict.DRIFT`.

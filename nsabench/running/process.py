@@ -30,23 +30,23 @@ from nsabench.worker.protocol import Describe, MeasureCeilings
 
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
-# The largest mean allowance of a step. Only a few steps concern all implementations of a case.
+# The largest mean of `Step.allowance`. Only a few steps concern all implementations of a case.
 ALLOWANCE_EACH = 2.0
 TERM_GRACE_S = 2.0
-READ_TIMEOUT_S = 20.0  # for an idle process to read a request
+READ_TIMEOUT_S = 20.0  # the time that an idle process has to read a request
 POLL_S = 0.25
-MEMORY_SHARE = 0.85  # of the host memory that is free when a process starts
+MEMORY_SHARE = 0.85  # a process gets this share of the host memory that is free at its start
 # RLIMIT_NPROC does not limit root. A compiler may start one process for each core.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
 HEAD_BYTES, TAIL_BYTES = 256 << 10, 64 << 10  # what is kept of the start and end of long output
 MOST_PRINTED_BYTES = 1 << 20  # a pipe holds no more, unless root made it larger
-REFUSALS = (1, 2, 3)  # exit codes a process may ask for
+REFUSALS = (1, 2, 3)  # exit codes that a process may name when it refuses
 LAST_LINES = 3
 MAX_LINE = 1000  # foreign output: a line may be a gigabyte long
 
-# Searched for in the output of a dead process, the most telling first.
+# Patterns to find in the output of a dead process, the most telling first.
 SIGNATURES: tuple[tuple[str, Status, re.Pattern[str]], ...] = (
     ("ptxas", Status.COMPILE_ERROR, re.compile(r"ptxas (fatal|error)")),
     ("MLIR", Status.COMPILE_ERROR, re.compile(r"(mlir|triton).{0,500}Assertion .{0,500} failed")),
@@ -65,14 +65,14 @@ class StepBudget:
     """Limits each step of a request, the number of steps and the sum of their times."""
 
     def __init__(self, limit_s: float, max_steps: int) -> None:
-        # The limit of the current step, and what is left of it. The first one may take longer.
+        # The limit of the current step, and what is left of it. The first step may take longer.
         self.step_s = self.left_s = max(START_TIMEOUT_S, limit_s)
         self._limit_s = limit_s
         self._max_steps = self._steps_left = max_steps
         self._allowance_left = ALLOWANCE_EACH * max_steps
 
     def begin(self, step: Step) -> str:
-        """Begin the time of a step. Return what the process did wrong, or an empty string."""
+        """Start the time of a step. Return what the process did wrong, or an empty string."""
         self._steps_left -= 1
         if self._steps_left < 0:
             return f"reported more than {self._max_steps} steps"
@@ -174,7 +174,7 @@ class Process:
         return reply
 
     def _send(self, data: bytes, limit_s: float) -> None:
-        """Raises `WorkerLost` if data is not read in time, `BrokenPipeError` after a death."""
+        """Raises `WorkerLost` if the process is too slow, `BrokenPipeError` if it has ended."""
         ends = time.monotonic() + limit_s
         while data := data[(self._stdin.write(data) or 0) :]:
             if time.monotonic() >= ends:

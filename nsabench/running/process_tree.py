@@ -38,7 +38,7 @@ POLL_S = 0.01
 MARK = "NSABENCH_WORKER_OF"
 mark = f"{os.getpid()}-{time.monotonic_ns()}"
 REAP_S = 10.0
-KILL_S = 2.0  # for killed orphans to end
+KILL_S = 2.0  # the time that killed orphans have to end
 PR_SET_CHILD_SUBREAPER = 36
 # Whether Linux lists the children of a process. A search of all processes takes milliseconds.
 _LISTED = Path("/proc/thread-self/children").exists()
@@ -202,7 +202,7 @@ _hopeless: set[frozenset[tuple[str, str]]] = set()
 
 
 def _fork(program: Program, options: Sequence[str]) -> ForkedProcess:
-    """Fork a process. Raises `NoTemplate` if a second template fails, and then in all calls."""
+    """Fork a process. Raises `NoTemplate` if a second template fails, and in all later calls."""
     key = frozenset(program.environment.items())
     if key in _hopeless:
         raise NoTemplate("it ended at every request")

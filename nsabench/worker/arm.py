@@ -29,7 +29,7 @@ Call = Callable[[], CallResult]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 # The first bursts are always checked. After one check, a control that returns memory before it is
-# written was missed in 6 of 800 cases on a CPU; after two, in none.
+# written was missed in 6 of 800 cases on a CPU. After two checks, it was missed in no case.
 SURE_CHECKS = 2
 BURST_CHECKS = 0.2  # share of the later bursts that are checked
 LAST_OF_A_BURST = 0.5  # share of the later bursts whose last call is the checked one
@@ -43,8 +43,8 @@ ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 class StreamOrder:
     """Checks that the work of a call runs in the order of its stream.
 
-    Behind a spin it queues an exchange of the inputs with another set's, the call, and a copy of
-    its output. Work on another stream reads the old inputs, or writes after the copy.
+    Behind a spin it queues an exchange of the inputs with those of another set, the call, and a
+    copy of the output. Work on another stream then reads the old inputs, or writes after the copy.
     """
 
     caller: Caller
@@ -232,7 +232,7 @@ class CaseArm:
 
     def finish_samples(self) -> None:
         if self.item.role is Role.CANDIDATE:
-            self.order.awaits_device = False  # perhaps only its first calls waited
+            self.order.awaits_device = False  # perhaps only the first calls waited
         self.order.check()
 
 

@@ -40,13 +40,13 @@ MARK = 0x5A5A
 
 @dataclass(frozen=True)
 class CallResult:
-    """grad_out: the gradient that a backward was given, `factor` times the gradient of the set."""
+    """What a call returned. grad_out: `factor` times the set's gradient, given to a backward."""
 
     index: int
     values: dict[str, Any]
     factor: float = 1.0
     grad_out: Tensor | None = None
-    output: Any = None  # of the forward before a backward
+    output: Any = None  # the output of the forward before a backward
 
     @property
     def results(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Outputs:
         self._kept: list[Tensor] = []
         self._first: list[Tensor] = []
         self._chosen: list[Tensor] = []
-        self._count = 0  # of checked calls that `_chosen` was chosen from
+        self._count = 0  # the number of checked calls that `_chosen` was chosen from
 
     def expect(self, index: int) -> None:
         self._previous, self._current = self._current, self.sets.ids[index]
@@ -275,7 +275,7 @@ class Outputs:
         """Mark and keep results. Raises `Failure` if those kept before have lost their mark."""
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(tensor) for tensor in result.results.values()]
-        with torch.inference_mode():  # as tensors made in that mode require it
+        with torch.inference_mode():  # tensors from this mode can only be changed in it
             for bits in self._kept:
                 bits.fill_(MARK)
         # No control reuses its buffers, and the results of all controls would fill the memory.

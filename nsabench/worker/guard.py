@@ -113,7 +113,7 @@ def _locate(error: BaseException, *, of_the_user: bool = False) -> str:
 
 
 def _list_lines(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Yield files and lines of an error: the first cause first, the innermost line first."""
+    """Yield file and line of each frame of an error, from the first cause and innermost frame."""
     for link in reversed(_list_causes(error)):
         for frame, number in reversed([*traceback.walk_tb(link.__traceback__)]):
             yield frame.f_code.co_filename, number
@@ -308,7 +308,7 @@ def settings() -> Settings:
 def _read(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    # Raised if both ways of torch 2.9 to set TF32 were used, without a device, or on a MIG share.
+    # torch 2.9 raises it if TF32 was set in two ways. Other causes: no device, or a MIG share.
     except RuntimeError:
         return UNREADABLE
 
@@ -346,7 +346,7 @@ def forget_earlier_cases() -> None:
 
 
 def give_back(device: str) -> None:
-    """Free the device's cached memory for other workers. The next request will report an error."""
+    """Free the device's cached memory for other workers. The next request reports any error."""
     if device == "cuda":
         with suppress(Failure, DeviceLost):
             for step in (_collect_garbage, _collect_dropped, _empty_cache):
@@ -354,7 +354,7 @@ def give_back(device: str) -> None:
 
 
 _modules_frozen = 0
-_idle_bytes: int | None = None  # of device memory that stays allocated after the first case
+_idle_bytes: int | None = None  # device memory that stays allocated after the first case
 
 
 def _collect_garbage() -> None:
@@ -384,7 +384,7 @@ def collect_all() -> None:
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """Switch the garbage collector off: to free a CUDA graph would end the capture of another."""
+    """Switch the garbage collector off: if it frees a CUDA graph, another graph's capture ends."""
     _collect()
     enabled = gc.isenabled()
     gc.disable()

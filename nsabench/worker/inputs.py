@@ -21,17 +21,17 @@ from nsabench.ops import Inputs, Probe
 
 _add = np.add  # bound before foreign code is imported
 
-FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
+FOLD = 1021  # words in a row; a prime, so that no layout of heads or keys lines up with it
 WORD_BYTES = 8
 GATHERED_BYTES = 8 << 20  # to copy a larger tensor takes longer than to launch its sums
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-CHUNK_BYTES = 256 << 20  # copied at a time
+CHUNK_BYTES = 256 << 20  # bytes that are copied at a time
 INPUT, GRADIENT = "its input ", "the gradient of its output"
-POISONED_BYTES = 32 << 20  # of results beyond the first
+POISONED_BYTES = 32 << 20  # `poison` fills at most this much beyond the results of one call
 
 
 class InputSets:
-    """ids: for each place, the drawn set whose values it holds. wanted: inputs with gradients."""
+    """Places of sets. ids: the set whose values each place has. wanted: inputs with gradients."""
 
     def __init__(
         self,
@@ -135,10 +135,10 @@ def _exchange_values(a: Tensor, b: Tensor) -> None:
 
 
 def poison(form: Form, device: str, calls: int = 1) -> None:
-    """Leave NaN where the allocator will put the results of `calls` calls, or of fewer if large."""
+    """Leave NaN where the allocator will put results of `calls` calls (of fewer, if large)."""
     dtype = getattr(torch, form.dtype)
     nbytes = sum(map(prod, form.results.values())) * dtype.itemsize
-    # All at once: one after another, they would all get the same memory.
+    # Allocate all at once: one after another, all would get the same memory.
     poisoned = [
         torch.full(shape, float("nan"), dtype=dtype, device=device)
         for _ in range(1 + min(calls, POISONED_BYTES // max(nbytes, 1)))
@@ -200,7 +200,7 @@ class Sums:
 
 
 def _cut(tensor: Tensor) -> Cut:
-    """Cut into words of 64 bits: torch would copy narrower ones to 64 bits before it sums them."""
+    """Cut a tensor into words of 64 bits: torch would widen narrower words before it sums them."""
     bits = tensor.view(BITS[tensor.element_size()]).reshape(-1).contiguous()
     if bits.data_ptr() % WORD_BYTES or bits.storage_offset() * bits.element_size() % WORD_BYTES:
         bits = bits.clone()

@@ -72,7 +72,7 @@ class CaseMeasurement:
                 tried.append(CaseArm(item, *inputs, self.device, self._rng, self.deliver))
         arms = self._check_arms(tried)
         conditions = self._time_arms(arms) if arms else Conditions()
-        for arm in tried:  # last: torch.compile may then use slower code that takes any length
+        for arm in tried:  # last: after other sizes, torch.compile may use slower code for each
             observation = self._observations[arm.name]
             if arm.item.role is Role.CANDIDATE and observation.status is Status.OK:
                 try:

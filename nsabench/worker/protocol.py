@@ -39,7 +39,7 @@ class Measure(Message):
     case: Case
     implementations: list[str]
     prepared: Prepared
-    seeds: list[Seed]  # of the sets of inputs
+    seeds: list[Seed]  # one for each set of inputs
     early_exit: EarlyExit = ALL_STAY
 
 
@@ -78,7 +78,7 @@ class Measured(Message):
     kind: Literal["measured"] = "measured"
     observations: list[Observation]
     conditions: Conditions = Conditions()
-    measuring_s: float = 0.0  # in kernels, compilation and warm-up
+    measuring_s: float = 0.0  # seconds in kernels, compilation and warm-up
 
 
 class LostDevice(Message):

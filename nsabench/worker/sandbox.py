@@ -138,7 +138,7 @@ def _restrict_files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
 
 
 def _restrict_calls(*, signals: bool) -> Iterator[str]:
-    """signals: whether to forbid signals here, because Landlock does not."""
+    """Restrict system calls. signals: whether to forbid signals, because Landlock does not."""
     connects = Path(os.environ.get(_MPS, _MPS_FOLDER), "control").exists()
     try:
         seccomp.restrict(signals=signals, connects=connects)
@@ -167,5 +167,5 @@ def paths_except(hidden: Iterable[Path], root: Path = Path("/")) -> Iterator[Pat
         except PermissionError:  # this user cannot read it anyway
             return
         for child in children:
-            if not child.is_symlink():  # its target is granted, or not, at its own path
+            if not child.is_symlink():  # the path of a link's target decides about it
                 yield from paths_except(beneath, child)

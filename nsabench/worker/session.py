@@ -47,7 +47,7 @@ class WorkerSession:
 
     @cached_property
     def timer(self) -> Timer:
-        """Raises `EnvironmentRefused` if torch sees no such device."""
+        """The timer of the device. Raises `EnvironmentRefused` if torch sees no such device."""
         if self.device == "cpu":
             return CpuTimer()
         if not torch.cuda.is_available():
@@ -69,7 +69,7 @@ class WorkerSession:
     def items(self) -> dict[tuple[str, str], Implementation]:
         """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
         if self.device == "cuda" and torch.cuda.is_available():
-            torch.cuda.init()  # otherwise an import might, and would seem to reorder backends
+            torch.cuda.init()  # otherwise an import may do it, and seem to change settings
         before = guard.settings()
         del before[guard.ENVIRONMENT]  # later calls of a library may need variables that it has set
         loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)

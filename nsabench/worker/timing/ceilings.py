@@ -71,7 +71,7 @@ def _measure_cpu(timer: Timer) -> Ceilings:
     return Ceilings(
         tflop_s={"float32": _measure_cpu_tflop_s(timer)},
         timer_floor_ms=_measure_floor(timer, CPU_FLOOR_REPEATS),
-        # Twice, since another process may use a core for a while.
+        # Measured twice, since another process may use a core for a while.
         copy_gb_s=max(moved, _measure_cpu_gb_s(timer, source, target)),
         cpu_flush_bytes=source.nbytes,
     )

@@ -20,10 +20,10 @@ from nsabench.failure import DeviceLost, Failure
 from nsabench.machine.clock import now_s
 from nsabench.worker.timing.timer import Call, CallTime, Keep, Timed, as_it_is, call_back_to_back
 
-# The shortest time after the end event in which the device is found to work. To synchronise an idle
+# Work has escaped if the device is busy for this long after the end event. To synchronise an idle
 # device sometimes takes 0.1 ms (H200). `StreamOrder` finds work that escapes for less time.
 MIN_ESCAPE_S = 200e-6
-FLUSHES = 5  # the shortest counts
+FLUSHES = 5  # flushes that are timed; the shortest counts
 FIRST_CYCLES = 100_000  # 50 to 60 us.
 MOST_CYCLES = 100_000_000  # 50 to 60 ms.
 OUTLASTS_S = 0.15  # the time of the longest spin at 0.67 GHz: no spin hides a longer call
@@ -47,11 +47,11 @@ _current_stream = torch.cuda.current_stream
 
 
 class _Once(NamedTuple):
-    hidden: bool  # the launch gap
+    hidden: bool  # whether the launch gap is hidden
     result: Any
-    waited_s: float  # for the device after the end event
-    host_s: float  # of the host in the call
-    queued_s: float  # of the host, from the launch of the spin to the end of the call
+    waited_s: float  # how long the host waited for the device after the end event
+    host_s: float  # how long the host was in the call
+    queued_s: float  # host time from the launch of the spin to the end of the call
 
 
 class CudaTimer:
@@ -74,7 +74,7 @@ class CudaTimer:
         while True:
             try:
                 sample, once = self._sampled(spin, call)
-            except RuntimeError as error:  # asynchronous: raised by an event or a synchronise
+            except RuntimeError as error:  # an event or a synchronise raises it late
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
             # A call could be late on purpose, since it is made again after each late try.
             if sample.gap_hidden and self._late[arm] <= MOST_LATE:
@@ -110,7 +110,7 @@ class CudaTimer:
 
     def _run_once(self, spin: int, call: Call) -> _Once:
         stream = _current_stream()
-        # The flush comes after the spin. Else a call could warm the L2 from another stream while
+        # The flush follows the spin. Otherwise a call could warm the L2 from another stream while
         # the device is held.
         if spin:
             _sleep(spin)
@@ -156,7 +156,7 @@ def lengthen_spin(cycles: int, host_s: float, before_s: float) -> int:
 
 
 def shorten_spin(cycles: int, beyond_s: float) -> int:
-    """Return the next cycles after a spin was enough. beyond_s: `queued_s` minus the flush."""
+    """Return the cycles of the next spin if one was enough. beyond_s: `queued_s` less the flush."""
     half = max(cycles // 2, FIRST_CYCLES)
     return half if beyond_s * CYCLES_PER_S <= half else cycles
 
@@ -186,12 +186,12 @@ class L2Flush:
 
 
 class Ran(NamedTuple):
-    name: str  # of a kernel, a copy or a fill
+    name: str  # the name of a kernel, a copy or a fill
     taken_us: float
 
 
 class Counted(NamedTuple):
-    """kernels_us: the sum of the times of all kernels, also if some ran at once."""
+    """Launches of a call. kernels_us: the sum of all kernels' times, also if some ran at once."""
 
     launches: int
     kernels_us: float

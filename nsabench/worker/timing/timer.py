@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nsabench.machine.clock import now_s
 from nsabench.machine.cpu_caches import last_level_bytes
 
-CPU_FLUSHES = 2  # multiple of the last-level cache
+CPU_FLUSHES = 2  # a flush reads this multiple of the last-level cache
 LINE_WORDS = 8  # words of a cache line, which are read together
 
 
