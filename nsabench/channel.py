@@ -14,17 +14,17 @@ from nsabench.errors import NsabenchError
 from nsabench.model.measurement import Message
 
 PR_SET_PDEATHSIG = 1
-GO = b"go\n"  # the supervisor's answer to a `Step` that awaits one
+GO = b"go\n"  # the supervisor's answer to a `Step` that awaits an answer
 
 
 class Step(Message):
-    """The process begins a step. allowance: multiplies the time limit of the step."""
+    """The process begins a step. `allowance` multiplies the time limit of the step."""
 
     kind: Literal["step"] = "step"
     phase: str
     implementation: str = ""
     allowance: float = Field(default=1.0, gt=0)
-    awaits: bool = False  # whether the process waits for the line `GO` before it begins
+    awaits: bool = False  # whether the process waits for the line `GO` before the step
 
 
 class Refused(Message):

@@ -52,13 +52,13 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How one implementation did on one case. baseline: the fastest right one of the case."""
+    """The result of one implementation on one case. baseline: its fastest right baseline."""
 
     case: Case
     record: Record
     baseline: Record | None
     traceback: str
-    printed: str  # by all kernels of the case, which share a process
+    printed: str  # output of all kernels of the case, since they share a process
 
     @property
     def log(self) -> str:

@@ -44,7 +44,7 @@ def resume(
 ) -> Finished:
     """Continue an interrupted run. A signed run is left as it is.
 
-    plan: if it is given, the run must have this plan. Then a run that has measured nothing is
+    plan: the plan that the run must have. If it is given, a run that has measured nothing is
     started, and a run that was begun on another machine is moved away and started again.
     """
     if plan is not None and not (path / MANIFEST).exists() and not run.is_begun(path):
@@ -70,7 +70,7 @@ def resume(
 
 
 def finish(finished: Finished) -> str:
-    """Write the thresholds and reports of a run, sign it, and return a sentence about that."""
+    """Write thresholds and reports, sign the run, and return a sentence about the signature."""
     path = finished.folder.path
     with finished.folder.resumable(), finished.folder.writing():
         if (path / MANIFEST).exists():
@@ -90,7 +90,7 @@ def derive(facts: pages.Facts, folder: Path) -> list[Path]:
 
 
 def conclude(finished: Finished, signer: Signer) -> str:
-    """Write thresholds and reports of a run, sign it, and return a sentence about it."""
+    """Write thresholds and reports of a run, sign it, and return a sentence about the signature."""
     facts = pages.Facts.read(finished.folder.path, finished.results, finished.signer)
     thresholds_yaml.write(facts.decisions, finished.folder.thresholds, facts.payments)
     lacking = report(facts)

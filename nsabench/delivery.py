@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from nsabench.ops import Inputs, Probe
 
 OUTPUT = "output"
-ALIGNMENT = 64  # bytes
+ALIGNMENT = 64  # each result begins at a multiple of this many bytes
 MAILBOX = 64  # the descriptor of the memory in a process that was forked from a template
 # Before a call, the gradient of the output is multiplied by one of these factors. The products are
 # exact in every format, and the gradients of the inputs change by the same factor.
 FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
-# Added to the seed of a set of inputs, to draw its gradient of the output.
+# The seed of a set of inputs plus this number is the seed of the set's gradient of the output.
 GRADIENT_SEED = 104729
 
 
@@ -66,7 +66,7 @@ class Delivery(Message):
 
 
 class Mailbox:
-    """Shared memory for the results of one call. descriptor: of an inherited `memfd_create`."""
+    """Memory for the results of one call. descriptor: inherited, made by `memfd_create`."""
 
     def __init__(self, descriptor: int, device: str) -> None:
         self._descriptor = descriptor
@@ -75,7 +75,7 @@ class Mailbox:
         self._bytes: Tensor | None = None
 
     def map(self, nbytes: int) -> None:
-        """Map so many bytes. For a GPU they are registered, so that copies run at full speed."""
+        """Map `nbytes` bytes. For a GPU they are registered, so that copies run at full speed."""
         import torch
 
         self.close()
@@ -122,7 +122,7 @@ class Mailbox:
 def draw(
     case: Case, seed: int, device: str, probe: Probe | None = None
 ) -> tuple[Inputs, Tensor | None]:
-    """Draw inputs (of a probe) and the gradient of their output: the same values in any process."""
+    """Draw inputs and the gradient of their output. Every process draws the same values."""
     from nsabench import ops
 
     op = ops.get(case.op)

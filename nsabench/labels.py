@@ -56,7 +56,7 @@ def case(labelled: Labelled) -> str:
 
 
 def constant(cases: Iterable[Labelled]) -> dict[str, list[str]]:
-    """Return for each op the words that all its cases share; none for a single case."""
+    """Return for each op the words that all its cases share, or no words if it has one case."""
     shared: dict[str, list[str]] = {}
     different: dict[str, set[str]] = {}
     for labelled in cases:

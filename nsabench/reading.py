@@ -46,7 +46,7 @@ def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[B
 
 def read(path: Path, most: int) -> bytes:
     with opened(path, most) as file:
-        # Ask for no more than the file has: Python reserves so much memory, in each thread.
+        # Python reserves memory for all bytes asked for, so ask for no more than the file has.
         data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
     require_size(data, most)  # the file may have grown meanwhile
     return data

@@ -83,7 +83,7 @@ def changed(what: Path | str) -> UsageError:
 
 
 def digest_of(file: Path | None, sources: Mapping[str, str], content: bytes | None = None) -> str:
-    """Return the digest of a user's file, or ''. Raises `UsageError` if `sources` has another."""
+    """Return a user file's digest, or "". Raises `UsageError` if `sources` has another digest."""
     if file is None:
         return ""
     content = read(file, PUT_BACK) if content is None else content

@@ -53,5 +53,5 @@ def code(value: object) -> str:
 
 
 def _on_one_line(value: object) -> str:
-    # Line ends in a reason have no meaning.
+    # Line ends in a text such as a reason have no meaning.
     return " ".join(re.split(r"[ \t\r\n]+", str(value).strip(" \t\r\n")))

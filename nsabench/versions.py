@@ -24,7 +24,7 @@ _VERSION = re.compile(r"\d+(\.\d+)+([a-z+.-][\w.]*)?")
 
 @dataclass(frozen=True)
 class Triton:
-    """A version of Triton. folder: where it is; None: the installed one."""
+    """A version of Triton. folder: the folder that contains it; None: it is installed."""
 
     version: str
     folder: Path | None = None
@@ -64,7 +64,7 @@ def find_tritons(folder: Path) -> dict[str, Path]:
 
 
 def parse(given: str, folder: Path | None = None) -> list[Triton]:
-    """Return the versions in a list or of `all`, oldest first. Missing ones are installed."""
+    """Return the versions that a list or `all` names, oldest first. Install missing ones."""
     installed = targets.installed_triton()
     folders = {} if folder is None else find_tritons(folder)
     available = targets.locked_tritons() if folder is None else folders

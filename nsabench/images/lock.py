@@ -23,7 +23,7 @@ BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
 
 def requirements(checkout: Checkout, combo: Combo) -> list[str]:
-    from packaging.requirements import Requirement  # of the extra `images`
+    from packaging.requirements import Requirement  # the extra `images` installs it
 
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
     extras = project["optional-dependencies"]

@@ -22,7 +22,7 @@ _MAKE_DEVICES = 1 << 6 | 1 << 11  # root could read a disk through a new device 
 _REFER, _TRUNCATE, _IOCTL_DEV = (1 << bit for bit in (13, 14, 15))
 _ADDED = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}  # the right that each ABI version added
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEV
-NETWORK_ABI, _TCP = 4, 0b11  # to bind and to connect
+NETWORK_ABI, _TCP = 4, 0b11  # from this ABI version, the rights to bind and to connect
 SCOPE_ABI, _ABSTRACT_SOCKETS_AND_SIGNALS = 6, 0b11
 
 

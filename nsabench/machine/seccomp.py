@@ -111,10 +111,10 @@ class _FilterProgram(ctypes.Structure):
 def restrict(*, signals: bool = False, connects: bool = False) -> None:
     """Restrict the system calls of this thread and its children.
 
-    EACCES: sockets that are not local, connections to other processes, and kernel objects that
-    outlive the process. EPERM: file leases, settings of other processes, attributes of files.
-    Changes of CPU affinity of other threads and of file modes succeed without effect, since OpenMP
-    and programs that copy files fail otherwise.
+    EACCES refuses sockets that are not local, connections to other processes, and kernel objects
+    that outlive the process. EPERM refuses file leases and attributes, and settings of other
+    processes. Changes of CPU affinity of other threads and of file modes succeed without effect,
+    since OpenMP and programs that copy files fail otherwise.
 
     signals: also refuse signals (EPERM) except to this process and its group. connects: allow
     connections of local sockets. Raises `OSError` if such a filter is not possible here.

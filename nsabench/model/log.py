@@ -25,7 +25,7 @@ class WriterSession(Message):
     environment_sha256: str  # of environment.json
     started: datetime
     machine: str = ""  # a hash of the run id and the identity of the machine
-    distributions: dict[str, str] = Field(default={})  # name and version of each
+    distributions: dict[str, str] = Field(default={})  # versions by name
     described: Described
     ceilings: Ceilings
 
@@ -129,7 +129,7 @@ class Log:
 
     @property
     def ceilings(self) -> Ceilings:
-        """The best of all sessions, and the timer's worst error. `ValueError` without a session."""
+        """The best rates and worst timer error of all sessions. `ValueError` without a session."""
         first, *later = (session.ceilings for session in self.sessions)
         return reduce(_best_of, later, first)
 

@@ -48,7 +48,7 @@ class Bursts(Message):
     """Bursts of calls back to back, as a caller in Python makes them. One entry for each burst."""
 
     calls: list[Annotated[Whole, Field(ge=1)]] = []
-    time_ms: list[Duration] = []  # of a burst, divided by its calls
+    time_ms: list[Duration] = []  # the time of a burst divided by the number of its calls
 
     @property
     def round(self) -> list[int]:

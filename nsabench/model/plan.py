@@ -49,7 +49,7 @@ class LibraryRelease(Frozen):
 
 
 class LeastWork(Frozen):
-    """The least work that a case for a control must have: with less, its trick saves no time."""
+    """The least work of a case for a control: with less work, the control's trick saves no time."""
 
     bytes_min: int = 0
     flops: int = 0
@@ -83,7 +83,7 @@ class ImplementationInfo(Frozen):
     computes: str = ""  # of an alternative: the op whose function it computes
     kind: Kind | None = None  # of a baseline
     origin: LibraryRelease = LibraryRelease()
-    compiled_by: str = ""  # at its first call: `triton`, `nvcc`, `cutlass`
+    compiled_by: str = ""  # the compiler at its first call: `triton`, `nvcc`, `cutlass`
 
     def concerns(self, case: Case) -> bool:
         return (
@@ -119,7 +119,7 @@ class Plan(Frozen):
     ops_sha256: str = ""
     sources: dict[str, str] = Field(default={})  # by `Source`, the sha256 of its files
     shard: str = "1/1"
-    entropy: str = Field(default_factory=lambda: token_hex(16))  # see `input_seeds`
+    entropy: str = Field(default_factory=lambda: token_hex(16))  # the secret behind `input_seeds`
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # ratios near it are confirmed
     sandboxed: bool = True  # False: the user switched the sandbox off
     where: tuple[str, ...] = ()  # the conditions of --where

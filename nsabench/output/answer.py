@@ -19,7 +19,7 @@ YOURS, WRONG, FAILED_TO_RUN = "your kernel", "is wrong", "failed"
 def split_candidates(
     plan: Plan, records: Sequence[Record]
 ) -> tuple[list[Standing], list[Standing]]:
-    """Return the user's candidates, and all others. If the user has none, the first has all."""
+    """Return the user's candidates (or, if there are none, all candidates), and all others."""
     everything = standings(records)
     own = [s for s in everything if is_of_the_user(plan, s.records[0])] or everything
     return own, [s for s in everything if s not in own]
@@ -44,7 +44,7 @@ def describe_outcome(plan: Plan, results: Results, took: str = "") -> Sentence:
 
 
 def _count_outcomes(plan: Plan, records: Sequence[Record]) -> Iterator[str]:
-    """Yield `1 of your 2 kernels is wrong`, and of other kernels only what failed."""
+    """Yield `1 of your 2 kernels is wrong`, and for other kernels only failures."""
     kernels = grouped(records, lambda r: (r.op, r.implementation)).values()
     counts = Counter((_name_owner(plan, own[0]), _name_outcome(own)) for own in kernels)
     yours = sum(n for (owner, _), n in counts.items() if owner == YOURS)

@@ -13,7 +13,7 @@ MARKS = {
     "‡": "‡ ratio to the best alternative, since no baseline was timed",
     "†": f"† {NO_SPECIALISED}: a ratio over 3, and only to masks, gathers or FlexAttention",
 }
-MOST_CHARACTERS = 100  # of an example
+MOST_CHARACTERS = 100  # the longest example
 
 
 def candidates(records: Sequence[Record], *, wide: bool) -> Iterator[Block]:

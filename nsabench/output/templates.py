@@ -82,7 +82,7 @@ def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
     """Return a script that calls one implementation on the inputs in a file beside it."""
     templates = environment()
     templates.filters["repr"] = repr
-    # `shown` escapes line ends: text after one in a name would be code.
+    # `shown` escapes line ends: in a name, the text after a line end would be code.
     head = f"# {info.name} on {labels.case_with_op(case)}, as the run {plan.run_id} measured it."
     return templates.get_template("alone.py.j2").render(
         head=shown(head),

@@ -32,8 +32,8 @@ Axes = dict[str, Values]
 class ImplementationFilter(Strict):
     """Shell patterns on the names of implementations.
 
-    Controls always run, on the cases with the least and the most work. Baselines that they wrap run
-    there with them. A candidate is not compared with a baseline that runs only for a control.
+    Controls always run, on the cases with the least and the most work. The baselines that they
+    wrap run there also. Candidates are not compared with a baseline that runs only for a control.
     """
 
     only: list[str] = Field(default=["*"])

@@ -47,7 +47,7 @@ class Narrowed:
         return all(_holds(term, _values(case)) for term in self._terms)
 
     def plan(self, plan: Plan) -> Plan:
-        """Return the plan of the chosen cases. Raises as `refuse_unmet` does."""
+        """Return the plan of the chosen cases. Raises what `refuse_unmet` raises."""
         if not self.where:
             return plan
         self.refuse_unmet([planned.case for planned in plan.cases])
@@ -65,7 +65,7 @@ class Narrowed:
     def refuse_unknown(
         self, matrices: Sequence[LoadedMatrix], implementations: Sequence[ImplementationInfo]
     ) -> None:
-        """Raise `UsageError` for a pattern without a candidate, and as `refuse_unmet` does."""
+        """Raise `UsageError` if no candidate matches a pattern, or no case meets a condition."""
         cases = [case for loaded in matrices for case in loaded.cases]
         self.refuse_unmet(cases)
         ops = {case.op for case in cases}

@@ -104,7 +104,7 @@ def _shorten(case: Case) -> Case:
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """Add controls to the cases with fewest and most bytes of each direction, mode and itemsize."""
+    """For each direction, mode and itemsize, add controls to the smallest and the largest case."""
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}
     works = {planned.id: ops.work(planned.case) for planned in cases}

@@ -13,13 +13,13 @@ from nsabench.model.plan import Device, ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
 
 ALL = "1/1"
-# For an implementation: parity and everything else before its samples, without compilation.
+# Seconds before the samples of an implementation, for parity and so on, without compilation.
 SET_UP_S = {"cuda": 0.05, "cpu": 0.8}
-CPU_CALL_S, CPU_FLOP_S = 0.02, 1e10  # least time of a call, and what a few cores reach in long ones
-# What a current GPU reaches on an op, not its peak.
+CPU_CALL_S, CPU_FLOP_S = 0.02, 1e10  # least time of a call; the rate of a few cores in long calls
+# The rates that a current GPU reaches on an op, which are below its peak.
 FLOP_S, BYTE_S = 1e14, 1e12
-# Work of a case besides its samples: inputs, the oracle in float64, and baselines that move far
-# more than they must. An H200 took 4 to 20 s for each GB of large cases.
+# Rates of the work besides samples: inputs, the oracle in float64, and baselines that move far more
+# bytes than they must. An H200 took 4 to 20 s for each GB of large cases.
 REST_FLOP_S, REST_BYTE_S = 1e13, 1.5e8
 Cases = list[PlannedCase]
 

@@ -28,7 +28,7 @@ class Document:
     file: str
     data: Any
     lines: dict[Path_, int]
-    content: bytes = b""  # of the whole file
+    content: bytes = b""  # the bytes of the whole file
 
     def where(self, field: Path_) -> str:
         """Return `file:line: field`, with the line of the deepest part that is in the file."""

@@ -29,7 +29,7 @@ from nsabench.preflight.targets import Architecture
 from nsabench.running.process import SIGNATURES, WarmProcess, WorkerLost
 from nsabench.running.process_tree import Program, make_environment
 
-TIMEOUT_S = 120.0  # of one compilation
+TIMEOUT_S = 120.0  # the limit of one compilation
 
 
 def run(
@@ -74,7 +74,7 @@ def run(
 class Task:
     architecture: Architecture
     triton: str
-    folder: Path | None  # of this Triton; None: the installed one
+    folder: Path | None  # the folder of this Triton; None: the installed one
     ahead: bool  # also compile kernels of other compilers, once for each architecture
 
     @property

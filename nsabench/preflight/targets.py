@@ -21,8 +21,8 @@ from nsabench.machine.datasheet import Sheet
 from nsabench.machine.environment.pairs import numbers
 
 KIB = 1024
-REGISTERS = 65536  # of a multiprocessor, on every architecture
-RESERVED_SHARED = KIB  # what the driver takes of the shared memory of each block
+REGISTERS = 65536  # the registers of a multiprocessor, on every architecture
+RESERVED_SHARED = KIB  # the driver takes this much of the shared memory of each block
 LOCK = "tritons.txt"
 CACHE_VARIABLE = "NSABENCH_CACHE"
 INSTALL_LIMIT_S = 900

@@ -190,8 +190,8 @@ def _explain_failure(failure: Failure) -> str:
 class Usage(NamedTuple):
     """The resources of a kernel. None: Triton's cuobjdump does not report them."""
 
-    registers: int | None = None  # of a thread
-    spill_bytes: int | None = None  # of a thread
+    registers: int | None = None  # for each thread
+    spill_bytes: int | None = None  # for each thread
     shared_bytes: int = 0  # static shared memory of a block, with the driver's part
 
 

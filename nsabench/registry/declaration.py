@@ -50,16 +50,16 @@ class KernelVariant:
 class Package:
     """A public library that implementations call."""
 
-    name: str  # of its distribution
+    name: str  # the name of its distribution
     licence: str
-    pip: str = ""  # the arguments of `pip install`, if not the name
+    pip: str = ""  # the arguments of `pip install`, if they differ from the name
 
     @property
     def install(self) -> str:
         return f"pip install {self.pip or self.name}"
 
     @property
-    def version(self) -> str:  # installed, or empty
+    def version(self) -> str:  # the installed version, or an empty text
         try:
             return metadata.version(self.name)
         except metadata.PackageNotFoundError:

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from nsabench.errors import UsageError
 
-ROUNDS = 600_000  # of PBKDF2 with SHA-256 (OWASP, Password Storage Cheat Sheet, 2023)
+ROUNDS = 600_000  # iterations of PBKDF2 with SHA-256 (OWASP, Password Storage Cheat Sheet, 2023)
 LEAST_PASSPHRASE = 12  # bytes
 # Object identifiers in DER.
 _PBES2 = bytes.fromhex("06092a864886f70d01050d")
@@ -37,7 +37,7 @@ _PBKDF2 = bytes.fromhex("06092a864886f70d01050c")
 _HMAC_SHA256 = bytes.fromhex("300c06082a864886f70d02090500")
 _AES256_CBC = bytes.fromhex("060960864801650304012a")
 MAKE_ONE = "make a key with `nsabench key generate`."
-MOST_BYTES = 1 << 20  # of a key file, or of a list of keys
+MOST_BYTES = 1 << 20  # the most bytes of a key file or of a list of keys
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
 _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 

@@ -110,7 +110,7 @@ def verify(
             with report.check("tables"):
                 report.details["tables"] = _check_tables(folder, plan, logged, report.predicate)
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
-        with suppress(VerificationFailed):  # raised if the log is broken also
+        with suppress(VerificationFailed):  # raised if the log is also broken
             _, origin = read_log(folder, read_plan(folder, None))
             if not keyids or origin.keyid in keyids:
                 command = f"`nsabench all --resume {folder}`"

@@ -94,7 +94,7 @@ def _explain_lost(driver: Driver) -> MachineProblem:
 
 
 def explain_unusable(driver: Driver, shut_in: bool) -> MachineProblem | None:
-    """Return why a GPU cannot be used; None if there is none. shut_in: whether in a container."""
+    """Return why a GPU cannot be used; None without a GPU. shut_in: whether in a container."""
     failed = driver.nvml_failure or "NVML shows no device"
     if "mismatch" in failed.lower():
         return error(

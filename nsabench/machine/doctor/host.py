@@ -31,7 +31,7 @@ def _hides_all(value: str) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """An environment variable, a test whether its value matters, and what it then causes."""
+    """An environment variable, a test whether its value matters, and the effect of such a value."""
 
     name: str
     matters: Callable[[str], bool]

@@ -71,7 +71,7 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
 
 
 def list_distributions() -> dict[str, str]:
-    """Return the versions of all distributions; of two with the same name, the imported one's."""
+    """Return the version of each distribution: of the imported one, if two have one name."""
     versions: dict[str, str] = {}
     for installed in metadata.distributions():
         fields = installed.metadata  # each access reads the whole file
@@ -164,7 +164,7 @@ def _read(file: Path) -> str | None:
 
 
 def memory_of(device: str) -> int | None:
-    """Return the bytes of memory of the largest GPU, or for a "cpu" those that may be used."""
+    """Return the bytes of the largest GPU's memory or, for "cpu", of the memory that is usable."""
     if device == "cpu":
         host = int(psutil.virtual_memory().total)
         allowed = read_cgroup().memory_bytes

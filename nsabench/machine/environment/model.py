@@ -100,7 +100,7 @@ class Software(DescribedSoftware):
 
     nsabench: str
     python: str
-    pinned_triton: str | None = None  # by the installed torch, "3.6.0"
+    pinned_triton: str | None = None  # the version that the installed torch pins, "3.6.0"
     distributions: dict[str, str] = Field(default_factory=dict)
 
     @property

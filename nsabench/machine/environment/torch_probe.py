@@ -92,7 +92,7 @@ def _read_driver_version(torch: Any) -> str:
 
 
 def _read_cudnn_version(torch: Any) -> str:
-    """Unpack 10000 * major + 100 * minor + patch. Before version 9, it is 1000 * major."""
+    """Unpack cuDNN's 10000 * major + 100 * minor + patch (before version 9, 1000 * major)."""
     packed = torch.backends.cudnn.version()
     if packed is None:
         raise RuntimeError("this torch has no cuDNN")

@@ -15,7 +15,7 @@ from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, ratio_of_independent_m
 NOTHING_LEFT = "without the timer's share, its time is shorter than the error of that share"
 MISSING = "missing"  # the status of a planned cell that was not measured
 
-# 97.6 % of medians of the same code were within 3 %, and 99.6 % of those over 20 µs
+# In 97.6 % of pairs, two medians of the same code were within 3 %. Over 20 µs, 99.6 % were
 # (docs/explanation/measurement.md, "How well it measures").
 BAND = 0.05
 # In the queue, times depend on the host, and hosts differ by more than devices.
@@ -32,7 +32,7 @@ SHIPPED = "nsabench"
 
 @dataclass(frozen=True)
 class Shift:
-    """A later run against the first. `difference` is None if both runs declined the case.
+    """A later run compared with the first. `difference` is None if both runs declined the case.
 
     ratio: time in the first run / time in the later one, with its 95 % interval. band: the share
     up to which times are the same.

@@ -30,7 +30,7 @@ from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.results import Results, RunLog, assemble
 from nsabench.verdicts.threshold import Decision
 
-MOST_OPS = 3  # that a title names
+MOST_OPS = 3  # a title names at most this many ops
 
 
 @dataclass(frozen=True)

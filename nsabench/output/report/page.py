@@ -41,7 +41,7 @@ COMPARED = {
     "speedup_hi": "hi",
     **{name: name for name in ("median_ms", "net_ms", "p20_ms", "p80_ms", "n_samples")},
 }
-QUANTILES = 24  # of the samples of each record
+QUANTILES = 24  # quantiles of the samples of each record
 GRAIN = 1e-4
 
 

@@ -33,7 +33,7 @@ from nsabench.verdicts.threshold import Decision
 ARCHIVE = "archive"  # folder of a site
 INDEX = "index.html"
 PAGES = "pages"
-UP = "../../"  # from the page of a run to the site
+UP = "../../"  # the way from the page of a run to the site
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from nsabench.text import shown
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.records import STATUS_OF
 
-MOST_LINES = 12  # of the answer
-WIDTH = 80  # of the answer
+MOST_LINES = 12  # lines of the answer
+WIDTH = 80  # columns of the answer
 MOST_PAYS = 4  # break-even lengths in the answer
 
 
