@@ -182,7 +182,7 @@ def _explain_other_signer(
             f"NSABENCH_SIGNING_KEY_FILE unset; or {START_ANEW}"
         )
     else:
-        remedy = f"name that key as for the run's start; or {START_ANEW}"
+        remedy = f"name its file in NSABENCH_SIGNING_KEY_FILE; or {START_ANEW}"
     return VerificationFailed(
         f"{folder.log} is signed with the key {origin.keyid}, which is not "
         f"{'the one named now' if named else f'in {folder.path / RUN_KEY}'}",

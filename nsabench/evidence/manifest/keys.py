@@ -85,7 +85,8 @@ def refuse_revoked(keyid: str, signed: datetime, revoked: Mapping[str, Revocatio
     if revocation is not None and revocation.concerns(signed):
         raise VerificationFailed(
             f"it was signed on {signed:%Y-%m-%d} with the key {keyid}, which is "
-            f"{revocation.why} since {revocation.since}"
+            f"{revocation.why} since {revocation.since}",
+            "do not rely on the run; have it measured and signed with another key.",
         )
 
 

@@ -44,7 +44,7 @@ class Report:
     folder: Path
     outcomes: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHECKS, "not run"))
     details: dict[str, str] = field(default_factory=dict)
-    remedy: str = "do not rely on it; copy the run again from the machine that made it."
+    remedy: str = "do not rely on it. Copy an altered run again from where it was made."
     trust: Trust = Trust.UNSIGNED
     keyid: str = ""
     predicate: Predicate | None = None

@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nsabench import limits
-from nsabench.errors import UsageError
+from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.runs import ArchivedRun
 from nsabench.evidence.manifest import MANIFEST, signed_around
@@ -104,9 +104,9 @@ def gather(
         archive = Archive(place)
         found = archive.survey(trusted, require)
         if found.broken:
-            raise UsageError(
+            raise VerificationFailed(
                 f"{place} is not sound: {found.broken[0]}",
-                "`nsabench archive verify` says what is broken.",
+                "repeat `nsabench archive verify` with the same keys.",
             )
         for run in found.sound:
             _copy(archive, run, copied)

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from nsabench.errors import UsageError
+from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import seal
 from nsabench.evidence.manifest.statement import Trust
@@ -86,7 +86,7 @@ def test_a_decision_names_the_trust_of_its_run(tmp_path: Path) -> None:
         text = site.write([archive], tmp_path / name, trusted).read_text()
         decided += re.findall(r'href="#run-[^"]*">2026-01-01, (\w+)<', text)
     assert set(decided) == {Trust.EPHEMERAL, Trust.PINNED}
-    with pytest.raises(UsageError, match="pinned is required"):
+    with pytest.raises(VerificationFailed, match="pinned is required"):
         site.write([archive], tmp_path / "refused", require=Trust.PINNED)
 
 
@@ -172,5 +172,5 @@ def test_what_makes_no_site(tmp_path: Path) -> None:
             site.write([archive], inside)
     for table in Path(archive).rglob("records-*"):
         table.write_bytes(b"another")
-    with pytest.raises(UsageError, match="is not sound"):
+    with pytest.raises(VerificationFailed, match="is not sound"):
         site.write([archive], tmp_path / "out")
