@@ -102,7 +102,7 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     if broken:
         raise VerificationFailed(
             f"{len(broken)} of {len(rows) + len(broken)} runs are broken",
-            "read the reasons above: give --key for trust; copy altered runs from where they were made.",
+            "read the reasons above: give --key, or copy altered runs again from their machines.",
         )
     return 0
 

@@ -37,7 +37,7 @@ def object_name(table: str, digest: str) -> str:
 
 
 def recall(keys: Collection[str]) -> dict[str, ArchivedRun]:
-    """Return those of the runs with these keys that were verified before."""
+    """Return the runs with these keys that were verified before."""
     runs = {}
     with suppress(OSError), (user_cache() / VERIFIED).open("rb") as file:
         for line in file:
