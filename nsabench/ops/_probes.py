@@ -26,6 +26,9 @@ COMMON_LOGIT = 110.0
 ALIGNMENT = 16  # bytes
 OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000
 STRIDED = "strided inputs"
+# Of 130 tokens, half have two blocks of 64 keys: a lone block may be counted twice without harm.
+UNUSUAL = {"empty_rows": ("an empty selection", 63), "repeated": ("blocks given twice", 130)}
+UNUSUAL["overlapping"] = "ranges that overlap", 63
 PADDING = 8  # elements after each row of a strided tensor
 
 
@@ -38,8 +41,9 @@ def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
         "outliers in v": (ABOVE_A_TILE, usual, _add_outliers),
         STRIDED: (BELOW_A_TILE, usual, _spread),
     }
-    if "empty_rows" in op.distributions:
-        wanted["an empty selection"] = BELOW_A_TILE, "empty_rows", _keep
+    for distribution, (name, length) in UNUSUAL.items():
+        if distribution in op.distributions:
+            wanted[name] = length, distribution, _keep
     # This probe is last, since an unaligned load ends the CUDA context. On an H200, torch's
     # attention with cuDNN also ends the context if the inputs are aligned to fewer bytes.
     wanted[f"inputs aligned to {ALIGNMENT} bytes"] = ABOVE_A_TILE, usual, _misalign

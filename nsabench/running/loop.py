@@ -130,10 +130,7 @@ class Loop:
                 self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
 
     def _choose_executor(self, job: Job, jobs: Sequence[Job]) -> Executor:
-        """Return an executor whose worker imports the sources of a job, and nothing else.
-
-        Each pass has workers of its own, since a confirmation samples another process.
-        """
+        """Return the executor of a pass and its sources; a confirmation needs another process."""
         executor = self._executor
         if executor is None or self._serves != (job.purpose, job.sources):
             executor = self._start_executor(job)

@@ -97,6 +97,24 @@ def test_probes_come_after_timing_so_that_they_cannot_change_what_is_timed():
     assert 48 not in lengths[first:]
 
 
+def counts_a_block_for_each_slot(q, k, v, block_indices, cu_seqlens=None, *, sm_scale, block_size):
+    (batch, tokens, heads, _), place = q.shape, torch.arange(k.shape[1])
+    counts = (place // block_size == block_indices[..., None]).sum(3)  # [B, T, H, keys]
+    counts = counts * (place <= torch.arange(tokens)[:, None])[:, None]
+    scores = torch.einsum(
+        "bthgd,bshd->bthgs", q.view(batch, tokens, k.shape[2], -1, q.shape[-1]), k
+    )
+    weights = (scores * sm_scale + counts[:, :, :, None].log()).softmax(-1).nan_to_num()
+    out = torch.einsum("bthgs,bshd->bthgd", weights.to(v.dtype), v)
+    return out.reshape(batch, tokens, heads, -1)
+
+
+def test_a_block_that_is_given_twice_is_tried():
+    sizes = {"B": 1, "T": 32, "HQ": 2, "H": 1, "D": 16, "Dv": 16, "S": 2, "block_size": 16}
+    found = one(a_case("selection_blocks", sizes, timing=rounds(1)), counts_a_block_for_each_slot)
+    assert found.reason.startswith("with blocks given twice, ")
+
+
 def test_rows_without_keys_are_tried():
     def gives_nan(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
         options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
