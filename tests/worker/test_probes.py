@@ -98,15 +98,14 @@ def test_probes_come_after_timing_so_that_they_cannot_change_what_is_timed():
 
 
 def counts_a_block_for_each_slot(q, k, v, block_indices, cu_seqlens=None, *, sm_scale, block_size):
-    (batch, tokens, heads, _), place = q.shape, torch.arange(k.shape[1])
+    (batch, tokens, heads, width), place = q.shape, torch.arange(k.shape[1])
     counts = (place // block_size == block_indices[..., None]).sum(3)  # [B, T, H, keys]
     counts = counts * (place <= torch.arange(tokens)[:, None])[:, None]
-    scores = torch.einsum(
-        "bthgd,bshd->bthgs", q.view(batch, tokens, k.shape[2], -1, q.shape[-1]), k
-    )
-    weights = (scores * sm_scale + counts[:, :, :, None].log()).softmax(-1).nan_to_num()
-    out = torch.einsum("bthgs,bshd->bthgd", weights.to(v.dtype), v)
-    return out.reshape(batch, tokens, heads, -1)
+    by_group = q.float().view(batch, tokens, k.shape[2], -1, width)
+    scores = torch.einsum("bthgd,bshd->bthgs", by_group, k.float()) * sm_scale
+    weights = (scores + counts[:, :, :, None].log()).softmax(-1).nan_to_num()
+    out = torch.einsum("bthgs,bshd->bthgd", weights, v.float())
+    return out.reshape(batch, tokens, heads, -1).to(v.dtype)
 
 
 def test_a_block_that_is_given_twice_is_tried():
