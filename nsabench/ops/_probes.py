@@ -26,7 +26,7 @@ COMMON_LOGIT = 110.0
 ALIGNMENT = 16  # bytes
 OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000
 STRIDED = "strided inputs"
-# Of 130 tokens, half have two blocks of 64 keys: a lone block may be counted twice without harm.
+# Half of 130 tokens select two blocks of 64 keys. A lone block can be counted twice without harm.
 UNUSUAL = {"empty_rows": ("an empty selection", 63), "repeated": ("blocks given twice", 130)}
 UNUSUAL["overlapping"] = "ranges that overlap", 63
 PADDING = 8  # elements after each row of a strided tensor
