@@ -27,8 +27,9 @@ ALIGNMENT = 16  # bytes
 OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000
 STRIDED = "strided inputs"
 # Half of 130 tokens select two blocks of 64 keys. A lone block can be counted twice without harm.
-UNUSUAL = {"empty_rows": ("an empty selection", 63), "repeated": ("blocks given twice", 130)}
-UNUSUAL["overlapping"] = "ranges that overlap", 63
+UNUSUAL = {"empty_rows": ("an empty selection", BELOW_A_TILE)}
+UNUSUAL["repeated"] = "blocks given twice", 130
+UNUSUAL["overlapping"] = "ranges that overlap", BELOW_A_TILE
 PADDING = 8  # elements after each row of a strided tensor
 
 

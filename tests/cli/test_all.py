@@ -266,7 +266,7 @@ from nsabench.implementations.baselines import selection_rows as sdpa
 honest = sdpa.scaled_dot_product_attention
 
 def slow(*args, **kwargs):
-    for _ in range(2_000_000):  # by count: a control stops the clocks
+    for _ in range(5_000_000):  # by count: a control stops the clocks
         pass
     return honest(*args, **kwargs)
 
@@ -292,7 +292,7 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
     by_name = {r.implementation: r for r in read_records(run)}
     mine = by_name["mine"].compared(Regime.DEVICE)
     beside = by_name[mine.against].median_ms / by_name["mine"].median_ms
-    assert beside > 1.5, "the neighbours were not slowed: the test shows nothing"
+    assert beside > 3, "the neighbours were not slowed: the test shows nothing"
     assert mine.ratio < 0.6 * beside, mine
     assert mine.lo <= mine.ratio <= mine.hi
     assert mine.verdict is not Verdict.FASTER
