@@ -68,9 +68,8 @@ def test_a_claim_that_no_run_bears_is_not_printed(published: ModuleType, tmp_pat
     page.write_text(f"{block}\n<!-- /results -->\n")
     runs = published.read_archive()
     assert "is faster" in runs.fill(page)
-    (forward,) = [what for what in runs.newest if what[0] == "nsa_attention"]
-    run, records = runs.newest[forward]
-    runs.newest[forward] = run, [r for r in records if r.length <= 8192]
+    for what, (run, records) in runs.newest.items():
+        runs.newest[what] = run, [r for r in records if r.length <= 8192]
     assert "is faster" not in runs.fill(page)
 
 
