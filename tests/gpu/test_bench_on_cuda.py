@@ -227,7 +227,6 @@ def honest(q, k, v, *, sm_scale):
 """
 
 
-@pytest.mark.untimed
 def test_hostile_kernels_end_no_other(tmp_path):
     names = "illegal_access, endless_kernel, does_not_compile, wants_all_memory, honest, sdpa_gqa"
     records = run(

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nsabench.evidence.manifest import verify
@@ -60,8 +61,11 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     while not (found.is_file() and b'"kind":"ended"' in log.read_bytes()):
         assert begun.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
+    children = psutil.Process(begun.pid).children(recursive=True)
     begun.send_signal(signal.SIGKILL)
     begun.wait(30)
+    # A spy that still lived would read the key in the child that is about to be the second run.
+    assert psutil.wait_procs(children, 30)[1] == []
     found.rename(first)  # so that it looks again
     with subprocess.Popen(
         [*command, "--resume", run],
