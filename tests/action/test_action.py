@@ -1,13 +1,10 @@
 """The composite action for GitHub: its steps, run by bash as a runner would."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as Xml
 
 import yaml
@@ -16,7 +13,7 @@ from tests.cli.conftest import TINY
 from tests.workflows import lint
 
 ROOT = Path(__file__).parents[2]
-ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = {step["name"]: step for step in ACTION["runs"]["steps"]}
 
 WRONG = """
@@ -33,7 +30,7 @@ def mine(q, k, v, *, sm_scale):
 TRACE = "from pathlib import Path\nPath({!r}).touch()\n"
 
 
-def test_inputs_reach_the_shell_through_variables_alone() -> None:
+def test_inputs_reach_the_shell_through_variables_alone():
     """An input inside a script could run any command, because a script is code."""
     for step in STEPS.values():
         assert "${{" not in step["run"]
@@ -44,7 +41,7 @@ def test_inputs_reach_the_shell_through_variables_alone() -> None:
         assert one["description"] and isinstance(one["default"], str)
 
 
-def test_the_example_workflow_is_one() -> None:
+def test_the_example_workflow_is_one():
     example = (ROOT / "docs" / "how-to" / "gate.yml").read_text()
     assert lint(example) == []
     broken = example.replace("runs-on:", "run-on:", 1)
@@ -57,7 +54,7 @@ def test_the_example_workflow_is_one() -> None:
         assert given.keys() <= ACTION["inputs"].keys()
 
 
-def test_a_wrong_kernel_fails_the_job_and_is_named(tmp_path: Path) -> None:
+def test_a_wrong_kernel_fails_the_job_and_is_named(tmp_path):
     (tmp_path / "mine.py").write_text(WRONG)
     (tmp_path / "beside.py").touch()
     # A pull request can add files that have the names of modules.

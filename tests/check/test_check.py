@@ -1,16 +1,12 @@
 """`nsabench check` on real kernels: what it says, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from pathlib import Path
 from threading import Timer
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nsabench import check as checking
 from nsabench import ops
@@ -56,23 +52,22 @@ SMALL = ("--device", "cpu", "--shape", "N=4,H=2,D=32,L=16")
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Path:
+def two(tmp_path):
     path = tmp_path / "two.py"
     path.write_text(TWO)
     return path
 
 
-def check(*arguments: object) -> Result:
+def check(*arguments):
     return CliRunner().invoke(group, ["check", *map(str, arguments)], standalone_mode=False)
 
 
-def read_answers(done: Result) -> list[dict[str, Any]]:
+def read_answers(done):
     CheckDocument.model_validate_json(done.stdout)
-    answers: list[dict[str, Any]] = json.loads(done.stdout)["answers"]
-    return answers
+    return json.loads(done.stdout)["answers"]
 
 
-def test_right_and_wrong_are_said_first(two: Path) -> None:
+def test_right_and_wrong_are_said_first(two):
     first = check(two, *SMALL)
     assert first.return_value == 1, first.output
     header, wrong, why, element, right, times = first.output.splitlines()
@@ -85,7 +80,7 @@ def test_right_and_wrong_are_said_first(two: Path) -> None:
     assert re.search(r"; [0-9.]+ \[[0-9.]+, [0-9.]+\] x as fast as \w+", times), times
 
 
-def test_for_programs(two: Path) -> None:
+def test_for_programs(two):
     done = check(two, *SMALL, "--json")
     answers = read_answers(done)
     by_name = {a["implementation"]: a for a in answers}
@@ -108,9 +103,7 @@ def test_for_programs(two: Path) -> None:
         (None, "two.py"),
     ],
 )
-def test_what_cannot_be_imported_is_told_to_programs(
-    two: Path, content: str | None, named: str
-) -> None:
+def test_what_cannot_be_imported_is_told_to_programs(two, content, named):
     if content is None:
         two.unlink()
     else:
@@ -126,7 +119,7 @@ NOT_TIMED = 'devices=("cuda", "interpreter")'
 OFF = ONE.replace('devices=("cpu", "cuda")', NOT_TIMED).replace("=sm_scale)", "=sm_scale) * 1.0015")
 
 
-def test_what_is_not_timed_has_no_times_and_no_ratio(two: Path) -> None:
+def test_what_is_not_timed_has_no_times_and_no_ratio(two):
     two.write_text(TWO.replace('devices=("cpu", "cuda")', NOT_TIMED))
     done = check(two, *SMALL, "--json")
     by_name = {a["implementation"]: a for a in read_answers(done)}
@@ -140,13 +133,13 @@ def test_what_is_not_timed_has_no_times_and_no_ratio(two: Path) -> None:
     assert off["status"] == "wrong", off
 
 
-def test_it_is_checked_again_whenever_it_is_saved(tmp_path: Path) -> None:
+def test_it_is_checked_again_whenever_it_is_saved(tmp_path):
     """A file that is gone while an editor puts another in its place, and is saved in a check."""
     path = tmp_path / "mine.py"
     path.write_text("first")
     rounds, ended = [], []
 
-    def check_once() -> None:
+    def check_once():
         rounds.append(path.read_text())
         if rounds[-1] == "first":
             path.unlink()
@@ -166,7 +159,7 @@ def test_it_is_checked_again_whenever_it_is_saved(tmp_path: Path) -> None:
     assert time.monotonic() - started < 30
 
 
-def test_a_person_learns_at_once_whether_it_is_right(two: Path) -> None:
+def test_a_person_learns_at_once_whether_it_is_right(two):
     """Before anything is timed: the steps of both come before the answer."""
     told = []
     shapes = (*SMALL[-1:], "N=3,H=2,D=32,L=16")
@@ -175,7 +168,7 @@ def test_a_person_learns_at_once_whether_it_is_right(two: Path) -> None:
     assert told == ["right: RIGHT in its first calls", "first_half: WRONG in its first calls"]
 
 
-def test_a_series_of_lengths_is_probed_until_a_kernel_is_right(tmp_path: Path) -> None:
+def test_a_series_of_lengths_is_probed_until_a_kernel_is_right(tmp_path):
     path = tmp_path / "probed.py"
     shapes = tuple(f"N=4,H=2,D=32,L={length}" for length in (16, 32, 48))
     question = checking.CheckRequest(file=path, device="cpu", shapes=shapes)
@@ -190,7 +183,7 @@ def test_a_series_of_lengths_is_probed_until_a_kernel_is_right(tmp_path: Path) -
         assert found.record.reason.startswith("with another scale, ")
 
 
-def test_what_fails_shows_what_it_printed(tmp_path: Path) -> None:
+def test_what_fails_shows_what_it_printed(tmp_path):
     path = tmp_path / "raises.py"
     path.write_text(RAISES)
     done = check(path, "--device", "cpu")
@@ -203,14 +196,14 @@ def test_what_fails_shows_what_it_printed(tmp_path: Path) -> None:
     assert "about to fail" in done.output
 
 
-def test_a_kernel_that_ignores_strides_is_told_so(tmp_path: Path) -> None:
+def test_a_kernel_that_ignores_strides_is_told_so(tmp_path):
     path = tmp_path / "dense.py"
     path.write_text(ONE.replace("    return", f"{AS_IF_DENSE}    return"))
     [answer] = read_answers(check(path, *SMALL, "--json"))
     assert answer["diagnosis_id"] == "strides-ignored"
 
 
-def test_a_bad_shape_or_op_is_refused_before_the_file_is_imported(tmp_path: Path) -> None:
+def test_a_bad_shape_or_op_is_refused_before_the_file_is_imported(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def broken(:\n")
     for words, named in (
@@ -233,12 +226,12 @@ def test_a_bad_shape_or_op_is_refused_before_the_file_is_imported(tmp_path: Path
         (["--direction", "backward"], "the op selection_rows has no backward"),
     ],
 )
-def test_what_cannot_be_asked(two: Path, arguments: list[str], sentence: str) -> None:
+def test_what_cannot_be_asked(two, arguments, sentence):
     done = check(two, "--device", "cpu", *arguments)
     assert isinstance(done.exception, UsageError) and sentence in str(done.exception)
 
 
-def test_every_op_brings_shapes_that_it_takes() -> None:
+def test_every_op_brings_shapes_that_it_takes():
     for name in ops.names():
         op = ops.get(name)
         for device in ("cpu", "cuda"):
@@ -272,7 +265,7 @@ with collecting_from("nsabench"):
 
 
 @pytest.mark.parametrize(("how", "whom"), [(REMOVES, "sdpa_gqa"), (ADDS, "easy")])
-def test_a_file_that_alters_what_is_installed_is_refused(two: Path, how: str, whom: str) -> None:
+def test_a_file_that_alters_what_is_installed_is_refused(two, how, whom):
     two.write_text(TWO + how)
     done = check(two, *SMALL)
     assert isinstance(done.exception, UsageError)
@@ -281,7 +274,7 @@ def test_a_file_that_alters_what_is_installed_is_refused(two: Path, how: str, wh
         planner.installed(two)
 
 
-def test_what_is_its_own_baseline_is_as_fast(two: Path) -> None:
+def test_what_is_its_own_baseline_is_as_fast(two):
     """Both are timed in turn in one process: what disturbs one disturbs the other."""
     two.write_text(ONE)
     shape = ("--device", "cpu", "--shape", "N=64,H=4,D=64,L=256")
@@ -290,7 +283,7 @@ def test_what_is_its_own_baseline_is_as_fast(two: Path) -> None:
     assert told["speedup_lo"] < 1.1, told
 
 
-def test_a_baseline_that_a_file_spoils_is_wrong(two: Path) -> None:
+def test_a_baseline_that_a_file_spoils_is_wrong(two):
     """The file shares a process with the baselines: it can only spoil what it is held to."""
     two.write_text(TWO + SPOILS)
     [right, _] = read_answers(check(two, *SMALL, "--json"))

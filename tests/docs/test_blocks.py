@@ -5,8 +5,6 @@ or as in `<!-- runnable: exits 0 or 3; prints: TEXT -->`. `<!-- needs: WHAT -->`
 machine can run it, and this test does not. `<!-- shows: WHAT -->`: nothing to be run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -30,7 +28,7 @@ NEEDS = {"a fresh clone and a network", "a GPU", "docker and a GPU"}
 NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 
-def test_the_pages_that_must_run_do() -> None:
+def test_the_pages_that_must_run_do():
     assert {
         "README.md",
         "docs/tutorial/first-verdict.md",
@@ -43,7 +41,7 @@ def test_the_pages_that_must_run_do() -> None:
 # A page holds several runs, each of which has a time limit of its own.
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_do_what_they_say(page: str, tmp_path: Path) -> None:
+def test_the_blocks_do_what_they_say(page, tmp_path):
     for name in ("tests", "matrices", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     blocks = BLOCK.findall((ROOT / page).read_text())
@@ -57,7 +55,7 @@ def test_the_blocks_do_what_they_say(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_is_run_or_says_what_it_needs(page: str) -> None:
+def test_every_block_is_run_or_says_what_it_needs(page):
     text = (ROOT / page).read_text()
     fences = len(re.findall(r"^ *```", text, re.M)) // 2
     marked = BLOCK.findall(text)
@@ -66,7 +64,7 @@ def test_every_block_is_run_or_says_what_it_needs(page: str) -> None:
     assert any(kind == "runnable" for kind, _, _, _ in marked)
 
 
-def run(script: str, says: str, folder: Path) -> None:
+def run(script, says, folder):
     folders = [str(forked.shim().parent), str(Path(sys.executable).parent), os.environ["PATH"]]
     done = subprocess.run(
         ["sh", "-eu"],

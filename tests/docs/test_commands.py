@@ -1,12 +1,9 @@
 """The command line documents itself: an example for everything, JSON from whatever reads, and
 completion in a real shell."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -35,7 +32,7 @@ WRITING = {
 }
 
 
-def commands(found: click.Command = group, name: str = "") -> Iterator[tuple[str, click.Command]]:
+def commands(found=group, name=""):
     if isinstance(found, click.Group):
         context = click.Context(found)
         for part in found.list_commands(context):
@@ -47,9 +44,7 @@ def commands(found: click.Command = group, name: str = "") -> Iterator[tuple[str
 
 
 @pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda x: str(x))
-def test_every_command_has_an_example_that_it_would_accept(
-    name: str, command: click.Command
-) -> None:
+def test_every_command_has_an_example_that_it_would_accept(name, command):
     text = command.help or ""
     assert "Example: nsabench " in text, name
     example = " ".join(text.partition("Example: ")[2].split())
@@ -60,7 +55,7 @@ def test_every_command_has_an_example_that_it_would_accept(
     assert {w for w in own if w.startswith("--")} <= options, example
 
 
-def test_the_summaries_are_short_and_those_of_the_commands() -> None:
+def test_the_summaries_are_short_and_those_of_the_commands():
     context = click.Context(group)
     for name, summary in SUMMARIES.items():
         command = group.get_command(context, name)
@@ -70,7 +65,7 @@ def test_the_summaries_are_short_and_those_of_the_commands() -> None:
         assert len((command.help or "").partition("\n\n")[0].removesuffix(".")) <= 45
 
 
-def test_the_help_shows_every_command_in_one_line_of_80_columns_and_imports_none() -> None:
+def test_the_help_shows_every_command_in_one_line_of_80_columns_and_imports_none():
     code = (
         "import sys\nfrom nsabench.cli import main\nsys.argv = ['nsabench', '--help']\n"
         "try:\n main()\nfinally:\n print(*sys.modules, file=sys.stderr)"
@@ -89,9 +84,7 @@ def test_the_help_shows_every_command_in_one_line_of_80_columns_and_imports_none
 
 
 @pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda x: str(x))
-def test_options_are_in_panels_with_a_metavar_and_a_phrase(
-    name: str, command: click.Command
-) -> None:
+def test_options_are_in_panels_with_a_metavar_and_a_phrase(name, command):
     context = click.Context(command)
     shown = command.get_help(context)
     for option in command.params:
@@ -112,18 +105,18 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("name", ["versions", "fleet slurm", "fleet kubernetes", "fleet modal"])
-def test_no_command_lists_an_option_that_it_does_not_pass_on(name: str) -> None:
+def test_no_command_lists_an_option_that_it_does_not_pass_on(name):
     """These commands call `nsabench all` with the options that they were given."""
     listed = {p.name for p in dict(commands())[name].params} & set(GIVEN)
     assert {"where", "only", "kernels"} <= listed
     least = asked_again(Measuring())
     for option in listed:
-        more = asked_again(Measuring(**{option: GIVEN[option]}))  # type: ignore[arg-type]
+        more = asked_again(Measuring(**{option: GIVEN[option]}))
         assert more != least, option
 
 
-def test_a_name_of_an_option_means_the_same_in_every_command() -> None:
-    meanings: dict[str, set[str]] = {}
+def test_a_name_of_an_option_means_the_same_in_every_command():
+    meanings = {}
     for _, command in commands():
         for option in command.params:
             for text in option.opts if isinstance(option, click.Option) else ():
@@ -132,7 +125,7 @@ def test_a_name_of_an_option_means_the_same_in_every_command() -> None:
     assert "--devices" not in meanings
 
 
-def test_whatever_reads_has_json() -> None:
+def test_whatever_reads_has_json():
     without = {
         name
         for name, command in commands()
@@ -150,7 +143,7 @@ def test_whatever_reads_has_json() -> None:
         (["nsabench", "verify", "--req"], {"--require"}),
     ],
 )
-def test_completion_in_bash(tmp_path: Path, words: list[str], expected: set[str]) -> None:
+def test_completion_in_bash(tmp_path, words, expected):
     binary = Path(sys.executable).parent
     script = tmp_path / "completion"
     environment = {**os.environ, "PATH": f"{binary}:{os.environ['PATH']}"}

@@ -1,7 +1,5 @@
 """The site of the manual builds, and every link in it leads somewhere."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_manual_builds_without_a_warning() -> None:
+def test_the_manual_builds_without_a_warning():
     done = subprocess.run(
         [sys.executable, "docs/manual.py"], cwd=ROOT, capture_output=True, text=True, timeout=240
     )

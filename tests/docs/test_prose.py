@@ -1,7 +1,5 @@
 """The pages can be read: links lead somewhere, lines are short, paths in code exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -12,7 +10,7 @@ GENERATED = "<!-- Made by"
 MOST_COLUMNS = 100
 
 
-def is_page(path: Path) -> bool:
+def is_page(path):
     """Return whether a person wrote it: a report in the folder of a run does not count."""
     return not any((folder / "plan.json").exists() for folder in path.parents)
 
@@ -29,14 +27,14 @@ PAGES = sorted(
 )
 
 
-def without_blocks(text: str) -> str:
+def without_blocks(text):
     text = re.sub(r"<!-- results: .*?<!-- /results -->", "", text, flags=re.S)  # generated
     return re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Return the anchors of all headings, as GitHub makes them."""
-    names: set[str] = set()
+    names = set()
     for heading in re.findall(r"^#+ (.+)$", without_blocks(page.read_text()), re.M):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         count = sum(
@@ -48,7 +46,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(page.read_text())):
         if "://" in target:
             continue
@@ -59,7 +57,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_are_short(page: Path) -> None:
+def test_lines_are_short(page):
     text = page.read_text()
     # Where a link leads to cannot be broken over lines.
     visible = [
@@ -70,7 +68,7 @@ def test_lines_are_short(page: Path) -> None:
     assert [line for line in visible if len(line) > MOST_COLUMNS] == []
 
 
-def test_every_page_is_reached_from_the_first_one() -> None:
+def test_every_page_is_reached_from_the_first_one():
     reached, open_pages = set(), [ROOT / "README.md"]
     while open_pages:
         page = open_pages.pop()
@@ -82,7 +80,7 @@ def test_every_page_is_reached_from_the_first_one() -> None:
     assert set(PAGES) - reached == set()
 
 
-def test_pages_that_code_names_exist() -> None:
+def test_pages_that_code_names_exist():
     sources = [
         path
         for room in ("nsabench", "kernels", "tests", "docker", "matrices")
@@ -99,7 +97,7 @@ def test_pages_that_code_names_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_that_pages_name_exists(page: Path) -> None:
+def test_code_that_pages_name_exists(page):
     if page.name == "CHANGELOG.md":
         return
     room = r"(?:nsabench|kernels|tests|matrices|docker|docs)"

@@ -1,14 +1,10 @@
 """References made from the code are up to date, and the messages that are explained exist."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import jsonschema
 import pytest
@@ -30,7 +26,7 @@ OTHERS = {"ARROW_SCAN", "LOCK_SHA256", "PCI_BUS_ID", "PRETTY_NAME"}
 
 
 @pytest.fixture(scope="module")
-def generate() -> ModuleType:
+def generate():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -44,17 +40,17 @@ PAGES = (
 )
 
 
-def test_every_generated_page_is_tested(generate: ModuleType) -> None:
+def test_every_generated_page_is_tested(generate):
     assert set(PAGES) == set(generate.PAGES)
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_it_is_what_the_code_says(generate: ModuleType, name: str) -> None:
+def test_it_is_what_the_code_says(generate, name):
     text = (ROOT / "docs" / "reference" / f"{name}.md").read_text()
     assert text == getattr(generate, name)(), "run `python docs/generate.py`"
 
 
-def variables() -> set[str]:
+def variables():
     """Return the environment variables that the code names."""
     nodes = [node for tree in SOURCES for node in ast.walk(tree)]
     identifiers = {n.id for n in nodes if isinstance(n, ast.Name)}
@@ -64,7 +60,7 @@ def variables() -> set[str]:
     return named - identifiers - OTHERS | set(_asked(nodes))
 
 
-def _asked(nodes: list[ast.AST]) -> Iterator[str]:
+def _asked(nodes):
     """Yield the names in `os.environ.get(NAME)`."""
     for node in nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.get":
@@ -73,7 +69,7 @@ def _asked(nodes: list[ast.AST]) -> Iterator[str]:
                 yield value.value
 
 
-def test_every_environment_variable_is_documented() -> None:
+def test_every_environment_variable_is_documented():
     text = (ROOT / "docs" / "reference" / "environment.md").read_text()
     documented = set(re.findall(r"^\| `([A-Z0-9_]+)` \|", text, re.M))
     named = variables()
@@ -81,7 +77,7 @@ def test_every_environment_variable_is_documented() -> None:
     assert documented == named
 
 
-def test_the_schema_of_json_is_published_and_complete() -> None:
+def test_the_schema_of_json_is_published_and_complete():
     published = json.loads((ROOT / "docs" / "reference" / "json.schema.json").read_text())
     assert published == programs.schema(), "run `python docs/generate.py`"
     jsonschema.Draft202012Validator.check_schema(published)
@@ -91,7 +87,7 @@ def test_the_schema_of_json_is_published_and_complete() -> None:
         jsonschema.validate({"command": "check", "exit_code": 0}, published)
 
 
-def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+def test_messages_in_troubleshooting_are_those_of_the_code():
     text = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text()
     messages = re.findall(r"^\| `([^`]+)` \|", text, re.M)
     source = "".join(path.read_text() for path in (ROOT / "nsabench").rglob("*.py"))

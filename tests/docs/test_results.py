@@ -1,12 +1,9 @@
 """All figures on the result pages come from the published runs, and no other page has figures."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -27,7 +24,7 @@ NO_FIGURES = ("2x its size",)
 
 
 @pytest.fixture(scope="module")
-def published() -> ModuleType:
+def published():
     spec = importlib.util.spec_from_file_location("published", ROOT / "docs" / "published.py")
     assert spec and spec.loader
     module = sys.modules["published"] = importlib.util.module_from_spec(spec)
@@ -35,7 +32,7 @@ def published() -> ModuleType:
     return module
 
 
-def test_pages_say_what_the_published_runs_say(published: ModuleType) -> None:
+def test_pages_say_what_the_published_runs_say(published):
     runs = published.read_archive()
     for page in published.PAGES:
         assert page.read_text() == runs.fill(page), "run `python docs/generate.py`"
@@ -43,17 +40,17 @@ def test_pages_say_what_the_published_runs_say(published: ModuleType) -> None:
         assert texts(path.read_text()) == texts(svg), "run `python docs/generate.py`"
 
 
-def test_the_page_says_which_directions_were_measured(published: ModuleType) -> None:
+def test_the_page_says_which_directions_were_measured(published):
     directions = {what[1] for what in published.read_archive().newest if what[0] == "nsa_attention"}
     text = (RESULTS / "nsa-attention.md").read_text()
     assert ("measured the forward only" in text) == (directions == {"forward"})
 
 
-def texts(svg: str) -> list[str]:
+def texts(svg):
     return re.findall(r"<(?:title|text)[^>]*>([^<]*)", svg)
 
 
-def test_a_changed_digit_is_found(published: ModuleType, tmp_path: Path) -> None:
+def test_a_changed_digit_is_found(published, tmp_path):
     page = tmp_path / "page.md"
     text = (RESULTS / "selection-blocks.md").read_text()
     place = re.search(r"ratio is (\d)", text)
@@ -62,7 +59,7 @@ def test_a_changed_digit_is_found(published: ModuleType, tmp_path: Path) -> None
     assert published.read_archive().fill(page) == text
 
 
-def test_a_claim_that_no_run_bears_is_not_printed(published: ModuleType, tmp_path: Path) -> None:
+def test_a_claim_that_no_run_bears_is_not_printed(published, tmp_path):
     page = tmp_path / "page.md"
     block = "<!-- results: break-even op=nsa_attention heads=64/4 -->"
     page.write_text(f"{block}\n<!-- /results -->\n")
@@ -73,7 +70,7 @@ def test_a_claim_that_no_run_bears_is_not_printed(published: ModuleType, tmp_pat
     assert "is faster" not in runs.fill(page)
 
 
-def test_no_other_page_has_figures() -> None:
+def test_no_other_page_has_figures():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md")]
     found = [
         f"{page.relative_to(ROOT)}: {figure[0]}"
@@ -84,7 +81,7 @@ def test_no_other_page_has_figures() -> None:
     assert found == []
 
 
-def prose(text: str) -> str:
+def prose(text):
     text = BLOCK.sub("", text)
     text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
     text = re.sub(r"`[^`]*`", "", text)
@@ -93,7 +90,7 @@ def prose(text: str) -> str:
     return text
 
 
-def test_results_are_light() -> None:
+def test_results_are_light():
     files = [path for path in RESULTS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= MOST_BYTES
     words = [word for path in RESULTS.glob("*.md") for word in path.read_text().split()]

@@ -1,12 +1,9 @@
 """Texts are plain. Rewrite a sentence that a test prints, or add its words to `ALLOWED`."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -84,7 +81,7 @@ RULES = {
 }
 
 
-def find_hard(text: str) -> Iterator[str]:
+def find_hard(text):
     """Yield the hard sentences of a text, each with the advice."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`+[^`]*`+", "`x`", text))
     text = re.sub(r"\[[^\] ][^\]]*\]", "[x]", text)  # a shape, such as [B, T, HQ, D]
@@ -97,19 +94,19 @@ def find_hard(text: str) -> Iterator[str]:
                 yield f"write at most {MOST_WORDS} words, not {count}: {sentence}"
 
 
-def split_text(text: str) -> Iterator[str]:
+def split_text(text):
     """Yield paragraphs, items of lists and cells of tables, without indented code."""
     text = re.sub(r"^ *(\|.*)$", lambda row: "\n\n".join(row[1].split("|")), text, flags=re.M)
     for part in PARTS.split(re.sub(r"(?<=\n\n)(?: {4}.*(?:\n|$))+", "", text)):
         yield ITEM.sub("", part)
 
 
-def texts_of_page(page: str) -> Iterator[str]:
+def texts_of_page(page):
     if GENERATED not in page:
         yield from split_text(re.sub(r"<!--.*?-->", "", without_blocks(page), flags=re.S))
 
 
-def texts_of_code(source: str) -> Iterator[str]:
+def texts_of_code(source):
     """Yield the docstrings, messages and comments of a module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -130,15 +127,15 @@ def texts_of_code(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("advice", RULES)
-def test_a_rule_finds_its_example_and_not_the_plain_form(advice: str) -> None:
+def test_a_rule_finds_its_example_and_not_the_plain_form(advice):
     assert [found.startswith(advice) for found in find_hard(RULES[advice].hard)].count(True) == 1
     assert list(find_hard(RULES[advice].plain)) == []
 
 
 @pytest.mark.parametrize("folder", ["", "nsabench", "kernels", "tests", "docs"])
-def test_texts_are_plain(folder: str) -> None:
+def test_texts_are_plain(folder):
     paths = sorted((ROOT / folder).rglob("*.py")) if folder else PAGES
-    read: Callable[[str], Iterator[str]] = texts_of_code if folder else texts_of_page
+    read = texts_of_code if folder else texts_of_page
     hard = [
         f"{path.relative_to(ROOT)}: {found}"
         for path in paths

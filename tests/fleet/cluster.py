@@ -1,14 +1,11 @@
 """A real Slurm on this machine: munged, slurmctld, and a slurmd for each of several nodes."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +15,7 @@ import psutil
 PLACES = os.pathsep.join(("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin"))
 
 
-def _program(name: str) -> str:
+def _program(name):
     found = shutil.which(name, path=PLACES)
     assert found is not None
     return found
@@ -33,11 +30,11 @@ class Cluster:
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
-    def variables(self) -> Mapping[str, str]:
+    def variables(self):
         """The environment variables by which Slurm's commands find the cluster."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
-    def start(self) -> None:
+    def start(self):
         for name in ("spool", "state", "log", "dev"):
             (self.folder / name).mkdir()
         key = self.folder / "munge.key"
@@ -54,7 +51,7 @@ class Cluster:
             self._daemon(node, [_program("slurmd"), "-D", "-N", node])
         wait(lambda: self.ask("sinfo", "-h", "-o", "%t").split() == ["idle"], 60, "all nodes idle")
 
-    def _write(self, munge: Path) -> None:
+    def _write(self, munge):
         host = socket.gethostname().partition(".")[0]
         base = random.randrange(31_000, 32_000, 20)
         lines = [
@@ -96,7 +93,7 @@ class Cluster:
         (self.folder / "slurm.conf").write_text("\n".join(lines) + "\n")
         (self.folder / "gres.conf").write_text("\n".join(devices) + "\n")
 
-    def _daemon(self, name: str, words: list[str]) -> None:
+    def _daemon(self, name, words):
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
                 words,
@@ -106,7 +103,7 @@ class Cluster:
                 start_new_session=True,
             )
 
-    def ask(self, name: str, *words: str) -> str:
+    def ask(self, name, *words):
         """Return the output of one of Slurm's commands. Raises `CalledProcessError`."""
         return subprocess.run(
             [_program(name), *words],
@@ -117,7 +114,7 @@ class Cluster:
             timeout=60,
         ).stdout
 
-    def hasten(self) -> None:
+    def hasten(self):
         """Start requeued jobs at once: Slurm would wait two minutes."""
         for line in self.ask("squeue", "-h", "-r", "-o", "%i %r").splitlines():
             job, _, reason = line.partition(" ")
@@ -129,7 +126,7 @@ class Cluster:
                     timeout=60,
                 )
 
-    def stop(self) -> None:
+    def stop(self):
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
@@ -140,7 +137,7 @@ class Cluster:
                     process.kill()
 
 
-def wait(until: Callable[[], bool], most_s: float, what: str, look_s: float = 0.2) -> None:
+def wait(until, most_s, what, look_s=0.2):
     """Check every `look_s` seconds. Raises `TimeoutError`, which names what is missing."""
     deadline = time.monotonic() + most_s
     while not until():

@@ -1,9 +1,6 @@
 """A shard at each place of a host, all at once, and one run out of them."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -29,13 +26,11 @@ timing:
 BOTH = [Place("first", {"NSABENCH_TEST_PLACE": "1"}), Place("second", {})]
 
 
-def asked(matrix: Path, out: Path) -> Measuring:
+def asked(matrix, out):
     return Measuring(matrices=(str(matrix),), device="cpu", out=out, where=("D=32",))
 
 
-def test_two_shards_at_once_make_one_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_shards_at_once_make_one_run(tmp_path, capsys):
     """A second command leaves alone what is measured, and merges it."""
     matrix = tmp_path / "tiny.yaml"
     matrix.write_text(TINY)
@@ -61,15 +56,15 @@ def test_two_shards_at_once_make_one_run(
     assert [log.sessions for log in again] == [log.sessions for log in logs]
 
 
-def test_a_shard_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:
-    lines: list[tuple[str, str]] = []
+def test_a_shard_that_does_not_come_to_its_end_is_named(tmp_path):
+    lines = []
     with pytest.raises(EnvironmentRefused, match="the shard on first ended with exit code 2"):
         measure(["none.yaml"], BOTH, tmp_path / "s", lambda *line: lines.append(line))
     assert any("there is no matrix" in line for _, line in lines)
 
 
 @pytest.mark.skipif(nvml.failure() is None, reason="needs a machine without a GPU")
-def test_without_a_gpu_it_is_refused() -> None:
+def test_without_a_gpu_it_is_refused():
     with pytest.raises(EnvironmentRefused, match="needs GPUs") as no:
         places("all")
     assert "nsabench doctor" in no.value.remedy

@@ -1,12 +1,9 @@
 """The job files for Kubernetes and Modal, and what is refused before any is written."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -29,7 +26,7 @@ KUBERNETES = ("--image", "registry.example/nsabench:cpu")
 MODAL = ("--gpu", "H100!", "--combo", "torch2.11.0-cu130")
 
 
-def write(folder: Path, kind: str, *words: str) -> Path:
+def write(folder, kind, *words):
     """Write the jobs of a user's matrix and kernels; `words` come last, and so win."""
     (folder / "tiny.yaml").write_text(TINY)
     (folder / "mine.py").write_text(KERNELS)
@@ -42,7 +39,7 @@ def write(folder: Path, kind: str, *words: str) -> Path:
 
 
 @pytest.mark.parametrize("version", ["1.31.0", "1.37.0"])
-def test_kubernetes_accepts_the_manifests(tmp_path: Path, version: str) -> None:
+def test_kubernetes_accepts_the_manifests(tmp_path, version):
     kubernetes_validate = importlib.import_module("kubernetes_validate")  # it takes seconds
     pods = ["--toleration", "nvidia.com/gpu", "--runtime-class", "nvidia"]
     pods += ["--pull-secret", "registry", "--ttl-s", "3600"]
@@ -73,7 +70,7 @@ def test_kubernetes_accepts_the_manifests(tmp_path: Path, version: str) -> None:
         kubernetes_validate.validate(shards, version, strict=True)
 
 
-def test_a_shard_whose_claim_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+def test_a_shard_whose_claim_cannot_be_written_is_tried_again(tmp_path):
     out = write(tmp_path, "kubernetes", *KUBERNETES)
     [_, job] = yaml.safe_load_all((out / "shards.yaml").read_text())
     assert job["spec"]["backoffLimitPerIndex"] >= 6, "Kubernetes doubles its pause from 10 s"
@@ -87,7 +84,7 @@ def test_a_shard_whose_claim_cannot_be_written_is_tried_again(tmp_path: Path) ->
     assert merge["spec"]["backoffLimit"] > 0
 
 
-def test_jobs_written_again_have_another_name_unless_it_is_given(tmp_path: Path) -> None:
+def test_jobs_written_again_have_another_name_unless_it_is_given(tmp_path):
     names = []
     for folder, words in (("a", ()), ("b", ()), ("c", ("--name", "mine"))):
         (tmp_path / folder).mkdir()
@@ -98,14 +95,14 @@ def test_jobs_written_again_have_another_name_unless_it_is_given(tmp_path: Path)
     assert all(name.startswith("nsabench-rows-1-") for name in names[:2])
 
 
-def container(out: Path) -> dict[str, Any]:
+def container(out):
     [_, job] = yaml.safe_load_all((out / "shards.yaml").read_text())
     [found] = job["spec"]["template"]["spec"]["containers"]
     assert isinstance(found, dict)
     return found
 
 
-def test_a_pod_calls_nsabench_for_its_shard(tmp_path: Path) -> None:
+def test_a_pod_calls_nsabench_for_its_shard(tmp_path):
     """Its script is run here, with an `nsabench` that prints what it is called with."""
     script = container(write(tmp_path, "kubernetes", *KUBERNETES, "--name", "mine"))["args"][0]
     (tmp_path / "nsabench").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
@@ -122,7 +119,7 @@ def test_a_pod_calls_nsabench_for_its_shard(tmp_path: Path) -> None:
     assert given["resume"] == Path("/results/mine/shards/2")
 
 
-def test_both_jobs_can_sign(tmp_path: Path) -> None:
+def test_both_jobs_can_sign(tmp_path):
     """The comments about signing are uncommented as the guide says."""
     out = write(tmp_path, "kubernetes", *KUBERNETES)
     for name in ("shards.yaml", "merge.yaml"):
@@ -139,7 +136,7 @@ def test_both_jobs_can_sign(tmp_path: Path) -> None:
         assert volume["secret"]["defaultMode"] == 0o440
 
 
-def test_a_pod_without_gpus_and_files(tmp_path: Path) -> None:
+def test_a_pod_without_gpus_and_files(tmp_path):
     out = tmp_path / "quick"
     words = ["kubernetes", "quick", "--device", "cpu", "--pod-gpus", "0", "--shards", "2"]
     done = CliRunner().invoke(command, [*words, "--out", str(out), *KUBERNETES])
@@ -149,7 +146,7 @@ def test_a_pod_without_gpus_and_files(tmp_path: Path) -> None:
     assert files["data"] == {}
 
 
-def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
+def test_the_app_for_modal_is_imported(tmp_path):
     path = write(tmp_path, "modal", *MODAL) / "app.py"
     spec = importlib.util.spec_from_file_location("app_of_a_fleet", path)
     assert spec is not None and spec.loader is not None
@@ -173,9 +170,7 @@ def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
         ("modal", ["--combo", "torch0"], "has no combo 'torch0'"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: list[str], said: str
-) -> None:
+def test_what_cannot_be_measured_is_refused(tmp_path, monkeypatch, kind, words, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/mine.py").write_text("")
@@ -186,14 +181,14 @@ def test_what_cannot_be_measured_is_refused(
     assert not (tmp_path / "Rows_1").exists()
 
 
-def test_a_single_shard_is_refused(tmp_path: Path) -> None:
+def test_a_single_shard_is_refused(tmp_path):
     """It could not be merged."""
     words = ["slurm", "quick", "--device", "cpu", "--shards", "1", "--out", str(tmp_path / "jobs")]
     assert CliRunner().invoke(command, words).exit_code == UsageError.exit_code
     assert not (tmp_path / "jobs").exists()
 
 
-def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     write(tmp_path, "slurm")
     with pytest.raises(UsageError, match="is not empty"):
         write(tmp_path, "slurm")

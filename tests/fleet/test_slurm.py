@@ -1,11 +1,8 @@
 """The job files for Slurm, run by a real Slurm: tasks are requeued, warned and cancelled."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +37,7 @@ REQUEUED, WARNED, CANCELLED = 1, 2, 3
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     with tempfile.TemporaryDirectory(prefix="slurm") as folder:
         made = Cluster(Path(folder), ("node1", "node2", "node3"))
         try:
@@ -51,7 +48,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Path:
+def fleet(tmp_path):
     (tmp_path / "tiny.yaml").write_text(MATRIX)
     (tmp_path / "mine.py").write_text(KERNELS)
     words = [*("--kernels", tmp_path / "mine.py"), *("--device", "cpu", "--shards", 3)]
@@ -61,30 +58,28 @@ def fleet(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def measured(fleet: Path, shard: int) -> list[str]:
+def measured(fleet, shard):
     """The cases that a shard has measured to the end, and in which pass."""
     log = fleet / f"shards/{shard}/log.jsonl"
     attempts = read(log).attempts if log.exists() else []
     return [f"{a.job.purpose} {a.job.case.id}" for a in attempts if a.has_answer]
 
 
-def submit(cluster: Cluster, fleet: Path) -> None:
+def submit(cluster, fleet):
     words = ["bash", str(fleet / "submit.sh")]
     subprocess.run(words, env={**os.environ, **cluster.variables}, check=True)
 
 
-def test_interrupted_tasks_continue_and_the_shards_are_merged(
-    cluster: Cluster, fleet: Path
-) -> None:
+def test_interrupted_tasks_continue_and_the_shards_are_merged(cluster, fleet):
     submit(cluster, fleet)
-    before: dict[int, list[str]] = {}
+    before = {}
     disturb = {
         REQUEUED: ("scontrol", "requeue"),
         WARNED: ("scancel", "--signal=TERM"),  # what Slurm does before the time is up
         CANCELLED: ("scancel",),
     }
 
-    def disturbed() -> bool:
+    def disturbed():
         for shard in disturb.keys() - before.keys():
             if found := measured(fleet, shard):
                 before[shard] = found
@@ -92,7 +87,7 @@ def test_interrupted_tasks_continue_and_the_shards_are_merged(
                 cluster.ask(*disturb[shard], f"{array}_{shard}")
         return before.keys() == disturb.keys()
 
-    def ended() -> bool:
+    def ended():
         cluster.hasten()
         return not cluster.ask("squeue", "-h", "-r").strip()
 

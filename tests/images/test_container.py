@@ -1,7 +1,5 @@
 """The image of the CPU combo, built and run for real; `.ci/run` provides daemon and base."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -36,18 +33,18 @@ pytestmark = pytest.mark.timeout(900, func_only=True)  # the image is built in a
 Popen = subprocess.Popen[str]
 
 
-def command(*arguments: object) -> list[str]:
+def command(*arguments):
     return [sys.executable, "-m", "nsabench", *map(str, arguments)]
 
 
-def nsabench(*arguments: object) -> subprocess.CompletedProcess[str]:
+def nsabench(*arguments):
     done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=840)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cpu") / "wheels"
     download = ["download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     index = ["--extra-index-url", CHECKOUT.combos().get("cpu").index]
@@ -57,7 +54,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(wheels: Path) -> tuple[str, str]:
+def built(wheels):
     """The image's id, and the revision that it was built from."""
     sources = CHECKOUT.revision()
     done = nsabench("images", "build", "cpu", "--base", BASE, "--wheelhouse", wheels)
@@ -66,12 +63,12 @@ def built(wheels: Path) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def image(built: tuple[str, str]) -> str:
+def image(built):
     return built[0]
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     folder = tmp_path / "results"
     folder.mkdir()
     if os.getuid() == 0:
@@ -79,7 +76,7 @@ def results(tmp_path: Path) -> Path:
     return folder
 
 
-def in_image(results: Path, *arguments: object, **options: object) -> list[str]:
+def in_image(results, *arguments, **options):
     given = [x for name, value in options.items() for x in (f"--{name}", value)]
     user = ["--user", OWNER] if os.getuid() == 0 else []
     return command(
@@ -88,7 +85,7 @@ def in_image(results: Path, *arguments: object, **options: object) -> list[str]:
     )  # fmt: skip
 
 
-def test_the_documented_run_is_verified_outside(image: str, results: Path) -> None:
+def test_the_documented_run_is_verified_outside(image, results):
     """`docker run … nsabench:cpu all` as docker/README.md has it, to the letter."""
     text = (CHECKOUT.docker / "README.md").read_text()
     commands = re.findall(r"^(docker run (?:.*\\\n)*.*)$", text, re.MULTILINE)
@@ -112,7 +109,7 @@ def test_the_documented_run_is_verified_outside(image: str, results: Path) -> No
 
 
 @pytest.fixture
-def begun(image: str, results: Path, tmp_path: Path) -> Iterator[tuple[Path, Popen, Path]]:
+def begun(image, results, tmp_path):
     """A run that has begun: its matrix, the process that follows it, and its folder."""
     matrix = tmp_path / "tiny.yaml"
     matrix.write_text(TINY)
@@ -132,7 +129,7 @@ def begun(image: str, results: Path, tmp_path: Path) -> Iterator[tuple[Path, Pop
     running.communicate()
 
 
-def resume(results: Path, matrix: Path) -> None:
+def resume(results, matrix):
     done = subprocess.run(
         in_image(results, "run", "--resume", "results/run", input=matrix), timeout=300
     )
@@ -148,9 +145,7 @@ def resume(results: Path, matrix: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["kill", "stop"])
-def test_a_run_that_docker_ended_is_resumed_from_the_results_alone(
-    image: str, begun: tuple[Path, Popen, Path], results: Path, ending: str
-) -> None:
+def test_a_run_that_docker_ended_is_resumed_from_the_results_alone(image, begun, results, ending):
     matrix, running, folder = begun
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["container"]["image_digest"] == image, "`images run` handed it in"
@@ -166,7 +161,7 @@ def test_a_run_that_docker_ended_is_resumed_from_the_results_alone(
     resume(results, matrix)
 
 
-def run_as_documented(results: Path, *changes: tuple[str, str]) -> subprocess.CompletedProcess[str]:
+def run_as_documented(results, *changes):
     """Run a small `all` by docker alone. changes: of options of docker, old and new."""
     options = "--rm --read-only --network none --cap-drop ALL --tmpfs /tmp:rw,exec"
     for old, new in changes:
@@ -176,20 +171,20 @@ def run_as_documented(results: Path, *changes: tuple[str, str]) -> subprocess.Co
     return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
-def test_results_that_the_daemon_made_as_root(image: str, tmp_path: Path) -> None:
+def test_results_that_the_daemon_made_as_root(image, tmp_path):
     done = run_as_documented(tmp_path / "results")
     assert done.returncode == UsageError.exit_code
     assert "Traceback" not in done.stderr
     assert "--user" in done.stderr and "uid 1000" in done.stderr and "chown" in done.stderr
 
 
-def test_a_container_without_a_folder_for_temporary_files(image: str, results: Path) -> None:
+def test_a_container_without_a_folder_for_temporary_files(image, results):
     done = run_as_documented(results, ("--tmpfs /tmp:rw,exec", f"--user {OWNER}"))
     assert done.returncode == EnvironmentRefused.exit_code
     assert "Traceback" not in done.stderr and "--tmpfs /tmp:rw,exec" in done.stderr
 
 
-def test_results_that_become_unwritable(begun: tuple[Path, Popen, Path], results: Path) -> None:
+def test_results_that_become_unwritable(begun, results):
     matrix, running, folder = begun
     mode = folder.stat().st_mode
     folder.chmod(0o555)
@@ -201,7 +196,7 @@ def test_results_that_become_unwritable(begun: tuple[Path, Popen, Path], results
     resume(results, matrix)
 
 
-def test_results_that_cannot_be_written(image: str, results: Path) -> None:
+def test_results_that_cannot_be_written(image, results):
     results.chmod(0o555)
     done = subprocess.run(
         in_image(results, "all", "quick", "--out", "results/run"),
@@ -214,13 +209,13 @@ def test_results_that_cannot_be_written(image: str, results: Path) -> None:
     assert not list(results.iterdir())
 
 
-def test_an_image_that_is_not_built(results: Path) -> None:
+def test_an_image_that_is_not_built(results):
     done = nsabench("images", "run", "torch2.4.1-cu121", "--results", results, "--gpus", "none")
     assert done.returncode == 2
     assert "does not exist" in done.stderr and "images build" in done.stderr
 
 
-def test_labels(built: tuple[str, str]) -> None:
+def test_labels(built):
     image, sources = built
     found = daemon.connect().images.get(image)
     labels, config = found.labels, found.attrs["Config"]
@@ -231,9 +226,7 @@ def test_labels(built: tuple[str, str]) -> None:
     assert labels["org.opencontainers.image.base.name"] == BASE
 
 
-def test_the_layer_of_torch_is_kept_when_nsabench_changes(
-    image: str, wheels: Path, tmp_path: Path
-) -> None:
+def test_the_layer_of_torch_is_kept_when_nsabench_changes(image, wheels, tmp_path):
     for part in (*building.SOURCES, "docker"):
         origin, target = CHECKOUT.root / part, tmp_path / part
         if origin.is_dir():
@@ -250,7 +243,7 @@ def test_the_layer_of_torch_is_kept_when_nsabench_changes(
     assert first[:-1] == second[:-1] and first[-1] != second[-1]
 
 
-def test_a_worker_finds_bytecode(image: str) -> None:
+def test_a_worker_finds_bytecode(image):
     """An image can keep none as it runs: each worker spent 9 s compiling torch."""
     source = (
         "import pathlib, sys, nsa_kernels, nsabench.worker, torch._dynamo\n"
@@ -265,7 +258,7 @@ def test_a_worker_finds_bytecode(image: str) -> None:
     assert int(count) > 500 and not without, without
 
 
-def test_a_few_attacks_gain_nothing_in_it(image: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_few_attacks_gain_nothing_in_it(image, capfd):
     """`just attacks-in-container` makes them all."""
     few = ["tests/attacks/test_attacks.py", "-k", elsewhere.FEW]
     assert elsewhere.in_container(few, image) == 0
@@ -275,9 +268,7 @@ def test_a_few_attacks_gain_nothing_in_it(image: str, capfd: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("gpus", "count", "ids"), [("all", -1, []), ("0,1", 0, ["0", "1"]), ("GPU-7f", 0, ["GPU-7f"])]
 )
-def test_the_daemon_receives_the_request_for_gpus(
-    image: str, results: Path, gpus: str, count: int, ids: list[str]
-) -> None:
+def test_the_daemon_receives_the_request_for_gpus(image, results, gpus, count, ids):
     settings = launch._make_settings(launch.Launch("cpu", ["doctor"], results, gpus=gpus), image)
     container = daemon.connect().containers.create(image, **settings)
     try:
@@ -292,7 +283,7 @@ def test_the_daemon_receives_the_request_for_gpus(
     assert received["SecurityOpt"] == ["no-new-privileges"] and received["Memory"] == 16 << 30
 
 
-def test_a_gpu_where_there_is_no_runtime(image: str, results: Path) -> None:
+def test_a_gpu_where_there_is_no_runtime(image, results):
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a GPU")
     done = nsabench("images", "run", "cpu", "--results", results, "--gpus", "all")

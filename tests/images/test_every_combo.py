@@ -1,10 +1,7 @@
 """The script that tries the image of every combo."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from pathlib import Path
 
 from nsabench.images import combos
 
@@ -36,7 +33,7 @@ esac
 """
 
 
-def every_combo(folder: Path, *combos: str, room: str = "0") -> subprocess.CompletedProcess[str]:
+def every_combo(folder, *combos, room="0"):
     for name, text in (("docker", DOCKER), ("python", PYTHON)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -60,7 +57,7 @@ def every_combo(folder: Path, *combos: str, room: str = "0") -> subprocess.Compl
     )
 
 
-def test_every_combo_is_tried_once_and_a_slow_one_is_given_up(tmp_path: Path) -> None:
+def test_every_combo_is_tried_once_and_a_slow_one_is_given_up(tmp_path):
     first = every_combo(tmp_path, "bad", "slow", "good")
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()[2:]
@@ -75,14 +72,14 @@ def test_every_combo_is_tried_once_and_a_slow_one_is_given_up(tmp_path: Path) ->
     assert "images build other" in calls and "images build good" not in calls
 
 
-def test_what_a_build_left_goes_and_what_others_build_stays(tmp_path: Path) -> None:
+def test_what_a_build_left_goes_and_what_others_build_stays(tmp_path):
     """One of the images was there before, and one is of a build that runs beside this one."""
     assert every_combo(tmp_path, "good").returncode == 0
     assert (tmp_path / "lines" / "good.md").is_file()
     assert (tmp_path / "removed").read_text().split() == ["nsabench:good", "0123456789ab"]
 
 
-def test_no_combo_is_built_where_there_is_no_room(tmp_path: Path) -> None:
+def test_no_combo_is_built_where_there_is_no_room(tmp_path):
     refused = every_combo(tmp_path, "good", room="10000000")
     assert refused.returncode == 3 and "it goes on with good" in refused.stderr
     assert (tmp_path / "calls").read_text() == ""

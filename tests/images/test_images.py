@@ -1,7 +1,5 @@
 """Combos, locks and the settings of a container, without a daemon."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -25,14 +23,14 @@ CHECKOUT = combos.checkout()
 COMBOS = CHECKOUT.combos()
 
 
-def test_the_combos_are_the_pairs_that_nsabench_knows() -> None:
+def test_the_combos_are_the_pairs_that_nsabench_knows():
     combos = [c for c in COMBOS.combos.values() if c.cuda and not c.packages]
     of_file = [(c.torch, c.triton, c.cuda) for c in combos]
     assert of_file == [(p.torch, p.triton, p.cuda) for p in PAIRS]
 
 
 @pytest.mark.parametrize("name", [n for n, c in COMBOS.combos.items() if c.cuda])
-def test_a_combo_names_the_driver_of_its_cuda(name: str) -> None:
+def test_a_combo_names_the_driver_of_its_cuda(name):
     combo = COMBOS.get(name)
     assert combo.cuda is not None
     assert combo.driver == OLDEST_DRIVER[int(combo.cuda.split(".")[0])]
@@ -40,7 +38,7 @@ def test_a_combo_names_the_driver_of_its_cuda(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(COMBOS.combos))
-def test_a_lock_pins_the_combo_and_hashes_all_of_it(name: str) -> None:
+def test_a_lock_pins_the_combo_and_hashes_all_of_it(name):
     combo, path = COMBOS.get(name), CHECKOUT.lock(name)
     pinned = dict(lock.pinned(path))
     assert (pinned["torch"], pinned["triton"]) == (combo.torch, combo.triton)
@@ -54,7 +52,7 @@ def test_a_lock_pins_the_combo_and_hashes_all_of_it(name: str) -> None:
         assert requirement.specifier.contains(pinned[requirement.name.lower()])
 
 
-def test_the_extra_torch_allows_every_combo() -> None:
+def test_the_extra_torch_allows_every_combo():
     extra = tomllib.loads((CHECKOUT.root / "pyproject.toml").read_text())["project"]
     asked = {r.name: r for r in map(Requirement, extra["optional-dependencies"]["torch"])}
     for name, combo in COMBOS.combos.items():
@@ -62,7 +60,7 @@ def test_the_extra_torch_allows_every_combo() -> None:
         assert asked["triton"].specifier.contains(combo.triton), name
 
 
-def test_the_core_install_has_every_command() -> None:
+def test_the_core_install_has_every_command():
     """Each command imports a package of an extra only when it runs."""
     extras = ("packaging", "docker", "duckdb", "obstore", "vl_convert")
     code = (
@@ -74,7 +72,7 @@ def test_the_core_install_has_every_command() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def checkout_with_a_lock(folder: Path) -> combos.Checkout:
+def checkout_with_a_lock(folder):
     projects = ("pyproject.toml", "kernels/pyproject.toml")
     for name in ("docker/combos.yaml", "docker/locks/cpu.txt", *projects):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +80,7 @@ def checkout_with_a_lock(folder: Path) -> combos.Checkout:
     return combos.Checkout(folder)
 
 
-def test_a_lock_of_other_requirements_is_not_built_from(tmp_path: Path) -> None:
+def test_a_lock_of_other_requirements_is_not_built_from(tmp_path):
     copied = checkout_with_a_lock(tmp_path)
     assert lock.existing(copied, "cpu") == copied.lock("cpu")
     project = (tmp_path / "pyproject.toml").read_text()
@@ -94,18 +92,18 @@ def test_a_lock_of_other_requirements_is_not_built_from(tmp_path: Path) -> None:
         assert "nsabench images lock cpu" in caught.value.remedy
 
 
-def test_a_lock_without_uv_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_without_uv_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(programs, "has", lambda name: False)
     with pytest.raises(EnvironmentRefused, match="uv is not installed"):
         programs.run([*programs.UV, "compile"], "resolving", 1.0)
 
 
-def test_the_base_is_pinned_by_digest() -> None:
+def test_the_base_is_pinned_by_digest():
     assert re.search(r"@sha256:[0-9a-f]{64}$", COMBOS.base)
     assert f"ARG BASE={COMBOS.base}\n" in (CHECKOUT.docker / "Dockerfile").read_text()
 
 
-def test_an_unknown_combo_is_named_with_the_nearest() -> None:
+def test_an_unknown_combo_is_named_with_the_nearest():
     with pytest.raises(UsageError) as caught:
         COMBOS.get("torch2.5.1-cu121")
     assert "torch2.5.1-cu124" in caught.value.remedy
@@ -114,17 +112,17 @@ def test_an_unknown_combo_is_named_with_the_nearest() -> None:
 class Client:
     """A daemon that notes what it is to create. forgets: requests for GPUs, as podman does."""
 
-    def __init__(self, forgets: bool = False) -> None:
+    def __init__(self, forgets=False):
         self.forgets, self.asked, self.removed = forgets, dict[str, Any](), False
         self.images = SimpleNamespace(get=lambda image: SimpleNamespace(id="sha256:1"))
         self.containers = SimpleNamespace(create=self.create)
         self.api = SimpleNamespace(build=self.build)
 
-    def build(self, **settings: Any) -> list[dict[str, Any]]:
+    def build(self, **settings):
         self.asked = settings
         return []
 
-    def create(self, image: str, **settings: Any) -> SimpleNamespace:
+    def create(self, image, **settings):
         self.asked = settings
         requests = None if self.forgets else settings["device_requests"]
         return SimpleNamespace(
@@ -136,7 +134,7 @@ class Client:
         )
 
 
-def test_the_container_is_shut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_container_is_shut_off(tmp_path, monkeypatch):
     pytest.importorskip("docker")
     client, said = Client(), list[str]()
     monkeypatch.setattr("nsabench.images.daemon.connect", lambda: client)
@@ -156,9 +154,7 @@ def test_the_container_is_shut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("name", "required"),
     [("cpu", ""), ("torch2.5.1-cu124", "driver>=525"), ("torch2.11.0-cu130", "driver>=580")],
 )
-def test_an_image_asks_the_host_for_the_driver_of_its_cuda(
-    monkeypatch: pytest.MonkeyPatch, name: str, required: str
-) -> None:
+def test_an_image_asks_the_host_for_the_driver_of_its_cuda(monkeypatch, name, required):
     """The container toolkit then refuses an older one, as with NVIDIA's images."""
     pytest.importorskip("docker")
     client = Client()
@@ -167,9 +163,7 @@ def test_an_image_asks_the_host_for_the_driver_of_its_cuda(
     assert client.asked["buildargs"]["REQUIRE"] == required
 
 
-def test_a_daemon_that_forgets_the_request_for_gpus_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_forgets_the_request_for_gpus_is_refused(tmp_path, monkeypatch):
     pytest.importorskip("docker")
     client = Client(forgets=True)
     monkeypatch.setattr("nsabench.images.daemon.connect", lambda: client)
@@ -178,7 +172,7 @@ def test_a_daemon_that_forgets_the_request_for_gpus_is_refused(
     assert "podman" in refused.value.remedy and client.removed
 
 
-def test_no_daemon_is_one_sentence_and_a_remedy(tmp_path: Path) -> None:
+def test_no_daemon_is_one_sentence_and_a_remedy(tmp_path):
     pytest.importorskip("docker")
     done = subprocess.run(
         [sys.executable, "-m", "nsabench", "images", "run", "cpu", "--results", str(tmp_path)],
@@ -192,13 +186,11 @@ def test_no_daemon_is_one_sentence_and_a_remedy(tmp_path: Path) -> None:
     assert len(lines) == 2 and "no container daemon answers" in lines[0]
 
 
-def test_a_lock_that_cannot_be_resolved_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_cannot_be_resolved_leaves_the_one_before(tmp_path, monkeypatch):
     copied = checkout_with_a_lock(tmp_path)
     before = copied.lock("cpu").read_bytes()
 
-    def fails(*_: object) -> None:
+    def fails(*_):
         raise EnvironmentRefused("the index cannot be reached")
 
     monkeypatch.setattr("nsabench.programs.run", fails)

@@ -3,33 +3,21 @@
 An adapter that gives a wrong argument gets a wrong output.
 """
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from nsa_kernels.band.naive import naive_compressed, naive_sliding_window
 from nsa_kernels.scoring.naive import naive_block_scores, naive_select_blocks
 from nsa_kernels.selection.blocks.naive import naive_blocks
-from torch import Tensor
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def attend(q, k, v, scale):
     """q [G,D], k [n,D], v [n,Dv]."""
     return (q @ k.T * scale).softmax(-1) @ v
 
 
-def topk_sparse_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    topk_idx: Tensor,
-    block_size: int,
-    cu_seqlens: Tensor,
-    softmax_scale: float,
-) -> Tensor:
+def topk_sparse_attention(q, k, v, topk_idx, block_size, cu_seqlens, softmax_scale):
     """Flash-NSA reads a row from its first slot up to its first empty slot."""
     assert topk_idx.dtype == cu_seqlens.dtype == torch.int32 and topk_idx.is_contiguous()
     out = torch.zeros_like(q)
@@ -49,19 +37,19 @@ def topk_sparse_attention(
 
 def selection_attention_wrapper(
     *,
-    q_tensor: Tensor,
-    k_tensor: Tensor,
-    v_tensor: Tensor,
-    block_indices_tensor: Tensor,
-    block_counts_tensor: Tensor,
-    cum_seqlen_q_tensor: Tensor,
-    cum_seqlen_k_tensor: Tensor,
-    block_size: int,
-    scale_softmax: float,
-    max_s_q: int,
-    max_s_k: int,
-    is_causal: bool,
-) -> dict[str, Tensor]:
+    q_tensor,
+    k_tensor,
+    v_tensor,
+    block_indices_tensor,
+    block_counts_tensor,
+    cum_seqlen_q_tensor,
+    cum_seqlen_k_tensor,
+    block_size,
+    scale_softmax,
+    max_s_q,
+    max_s_k,
+    is_causal,
+):
     """cuDNN reads the first `block_counts` slots of a row, which must be blocks."""
     assert is_causal and block_indices_tensor.min() >= 0 and max_s_q == max_s_k
     slots = torch.arange(block_indices_tensor.shape[-1])
@@ -73,19 +61,19 @@ def selection_attention_wrapper(
 
 def parallel_nsa(
     *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g_cmp: Tensor | None,
-    g_slc: Tensor | None,
-    g_swa: Tensor | None,
-    block_indices: Tensor | None,
-    block_counts: int,
-    block_size: int,
-    window_size: int,
-    scale: float,
-    cu_seqlens: Tensor | None,
-) -> Tensor:
+    q,
+    k,
+    v,
+    g_cmp,
+    g_slc,
+    g_swa,
+    block_indices,
+    block_counts,
+    block_size,
+    window_size,
+    scale,
+    cu_seqlens,
+):
     """fla-core attends to given blocks, or to blocks that it selects, and to a window."""
     assert (g_cmp is None) != (block_indices is None) and (g_swa is None) == (window_size == 0)
     assert cu_seqlens is None or cu_seqlens.dtype == torch.int64
@@ -119,14 +107,14 @@ class PagedDecode:
 
     def __init__(
         self,
-        float_workspace_buffer: Tensor,
-        kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        use_tensor_cores: bool = False,
-        paged_kv_indptr_buffer: Tensor | None = None,
-        paged_kv_indices_buffer: Tensor | None = None,
-        paged_kv_last_page_len_buffer: Tensor | None = None,
-    ) -> None:
+        float_workspace_buffer,
+        kv_layout="NHD",
+        use_cuda_graph=False,
+        use_tensor_cores=False,
+        paged_kv_indptr_buffer=None,
+        paged_kv_indices_buffer=None,
+        paged_kv_last_page_len_buffer=None,
+    ):
         assert kv_layout == "NHD"
         given = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
         assert all((x is not None) == use_cuda_graph for x in given)
@@ -134,16 +122,16 @@ class PagedDecode:
 
     def plan(
         self,
-        indptr: Tensor,
-        indices: Tensor,
-        last_page_len: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        q_data_type: torch.dtype,
-        sm_scale: float,
-    ) -> None:
+        indptr,
+        indices,
+        last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        q_data_type,
+        sm_scale,
+    ):
         assert all(x.dtype == torch.int32 for x in (indptr, indices, last_page_len))
         assert len(indptr) == len(last_page_len) + 1 and int(indptr[-1]) == len(indices)
         if self.buffers is None:
@@ -156,7 +144,7 @@ class PagedDecode:
             heads=num_qo_heads, of=num_kv_heads, width=head_dim, page=page_size, scale=sm_scale
         )
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+    def run(self, q, paged_kv_cache):
         indptr, indices, last = (x.tolist() for x in self.read)
         keys, values = paged_kv_cache
         assert q.shape[1:] == (self.sizes.heads, self.sizes.width)
@@ -168,7 +156,7 @@ class PagedDecode:
             out[row] = attend(q[row], *pieces, self.sizes.scale)
         return out
 
-    def page(self, x: Tensor, pages: list[int], last: int) -> Tensor:
+    def page(self, x, pages, last):
         """Return the keys of a row; keys behind the last one are not read."""
         size, (page, token, _, _) = self.sizes.page, x.stride()
         held = [size] * (len(pages) - 1) + [last]
@@ -180,14 +168,7 @@ class PagedDecode:
         return flat[torch.cat(places)[:, None] + torch.arange(x.shape[-1])]
 
 
-def of_sequence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    causal: bool = False,
-    window: tuple[int | None, int | None] = (None, None),
-) -> Tensor:
+def of_sequence(q, k, v, scale, causal=False, window=(None, None)):
     """q [n,HQ,D], k [m,H,D], v [m,H,D]; causal and window are aligned at the ends, and a query
     without keys gives zeros."""
     n, m = len(q), len(k)
@@ -201,36 +182,27 @@ def of_sequence(
     return torch.einsum("hnm,mhd->nhd", weights, v.repeat_interleave(group, 1))
 
 
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    num_splits: int = 1,
-) -> Tensor:
+def flash_attn_func(q, k, v, *, softmax_scale, causal=False, window_size=(-1, -1), num_splits=1):
     """FlashAttention's, 2 and 4: q [B,n,HQ,D], k, v [B,m,H,D]."""
     rows = zip(q, k, v, strict=True)
     return torch.stack([of_sequence(*row, softmax_scale, causal, window_size) for row in rows])
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q,
+    k,
+    v,
     *,
-    softmax_scale: float,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    seqused_k: Tensor | None = None,
-    page_table: Tensor | None = None,
-) -> Tensor:
+    softmax_scale,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=0,
+    max_seqlen_k=0,
+    causal=False,
+    window_size=(-1, -1),
+    seqused_k=None,
+    page_table=None,
+):
     """FlashAttention over packed sequences, or over pages: q [n,1,G,D], k [pages,page,1,D]."""
     out = torch.empty_like(q)
     if page_table is not None and seqused_k is not None:
@@ -251,19 +223,17 @@ def flash_attn_varlen_func(
     return out
 
 
-def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, softmax_scale: float, num_splits: int = 0
-) -> Tensor:
+def flash_attn_with_kvcache(q, k_cache, v_cache, *, softmax_scale, num_splits=0):
     """FlashAttention-2's: q [B,n,HQ,D] against the whole cache [B,m,H,D]."""
     return flash_attn_func(q, k_cache, v_cache, softmax_scale=softmax_scale)
 
 
-def named(name: str) -> Any:
+def named(name):
     """Return the replacement of `MODULE:NAME` of a library."""
     return STAND_INS[name.partition(":")[2].partition(".")[0]]
 
 
-STAND_INS: dict[str, Any] = {
+STAND_INS = {
     "parallel_nsa": parallel_nsa,
     "selection_attention_wrapper": selection_attention_wrapper,
     "BatchDecodeWithPagedKVCacheWrapper": PagedDecode,

@@ -1,36 +1,26 @@
 """Inputs and replacements of CUDA kernels for tests of baselines and of adapters."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-import pytest
 import torch
-from torch import Tensor
 from torch.nn.attention import flex_attention as module
 
 from nsabench import ops, registry
 from nsabench.implementations import torch_attention
 from nsabench.model.vocabulary import DType
-from nsabench.ops import Inputs
 from tests.implementations import libraries
 
 
-def drawn(
-    op: str, distribution: str, *, dtype: DType = DType.FLOAT32, seed: int = 3, **sizes: int
-) -> Inputs:
+def drawn(op, distribution, *, dtype=DType.FLOAT32, seed=3, **sizes):
     found = ops.get(op)
     shape = found.shape_model.model_validate(sizes)
     return found.draw(shape, dtype, distribution, seed=seed, device="cpu")
 
 
-def registered(op: str, name: str) -> Callable[..., Any]:
+def registered(op, name):
     """Return what is called under a name."""
     return next(i.call for i in registry.load() if (i.op, i.name) == (op, name))
 
 
-def assert_right(call: Callable[..., Any], op: str, inputs: Inputs, tolerance: float = 1e-5) -> Any:
+def assert_right(call, op, inputs, tolerance=1e-05):
     """Compare the output with the oracle, and return it."""
     out = call(*inputs.tensors.values(), **inputs.options)
     oracle = ops.get(op).oracle(inputs)
@@ -38,17 +28,7 @@ def assert_right(call: Callable[..., Any], op: str, inputs: Inputs, tolerance: f
     return out
 
 
-def aten_flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu: tuple[Tensor, Tensor] | None,
-    longest: tuple[int, int],
-    sm_scale: float,
-    window: int = 0,
-    *,
-    causal: bool = True,
-) -> Tensor:
+def aten_flash(q, k, v, cu, longest, sm_scale, window=0, *, causal=True):
     """FlashAttention in plain PyTorch, with NaN in rows that it would not write."""
     assert not window
     dtype = q.dtype
@@ -68,16 +48,16 @@ def aten_flash(
     return torch.cat([*out, unwritten]).to(dtype)
 
 
-def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+def uncompiled_flex(monkeypatch):
     """Use FlexAttention uncompiled, which a CPU can run."""
     monkeypatch.setattr(torch_attention, "flex", lambda: (module.flex_attention, module))
 
 
-def blind_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def blind_the_host(monkeypatch):
     """Make it an error to read a value of a tensor on the host."""
     for method in ("item", "tolist", "__int__", "__bool__", "__index__"):
         monkeypatch.setattr(torch.Tensor, method, refuse_reading)
 
 
-def refuse_reading(*_: object) -> None:
+def refuse_reading(*_):
     raise AssertionError("the host read a value on the device")

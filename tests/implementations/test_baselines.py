@@ -1,22 +1,15 @@
 """The baselines of torch: the arguments of its kernels, results that are kept, and masks."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations import torch_attention
 from nsabench.implementations.baselines import bands, decode, selection_ranges, selection_rows
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import DType, Kind, Role, Runs
-from nsabench.ops import Inputs
 from nsabench.planning import matrix, resolve
 from tests.implementations import stand_ins
 from tests.implementations.stand_ins import (
@@ -34,23 +27,21 @@ BLOCKS = {"B": 1, "T": 256, "HQ": 4, "H": 2, "D": 16, "S": 2, "block_size": 32}
 RANGES = {"B": 2, "S": 3, "G": 2, "H": 2, "D": 16, "S_kv": 60, "n_spans": 3, "L": 24}
 
 
-def drawn(op: str, shape: dict[str, int], distribution: str) -> Inputs:
+def drawn(op, shape, distribution):
     return stand_ins.drawn(op, distribution, dtype=DType.BFLOAT16, seed=1, **shape)
 
 
-def assert_right(call: Callable[..., Tensor], op: str, inputs: Inputs) -> None:
+def assert_right(call, op, inputs):
     stand_ins.assert_right(call, op, inputs, 2e-2)
 
 
 @pytest.mark.parametrize("name", ["flash_varlen", "flash_varlen_gqa"])
 @pytest.mark.parametrize("distribution", ["spread", "empty_rows", "all_empty"])
-def test_flash_attention_receives_the_length_of_the_longest_row(
-    monkeypatch: pytest.MonkeyPatch, name: str, distribution: str
-) -> None:
+def test_flash_attention_receives_the_length_of_the_longest_row(monkeypatch, name, distribution):
     """With the length of the packing it splits no long row and is four times slower (H200)."""
-    told: list[tuple[int, int]] = []
+    told = []
 
-    def flash(*given: Any, **how: Any) -> Tensor:
+    def flash(*given, **how):
         told.append(given[4])
         return aten_flash(*given[:6], **how)
 
@@ -61,12 +52,10 @@ def test_flash_attention_receives_the_length_of_the_longest_row(
 
 
 @pytest.mark.parametrize("distribution", ["dense", "packed"])
-def test_windows_receive_the_length_of_the_longest_sequence(
-    monkeypatch: pytest.MonkeyPatch, distribution: str
-) -> None:
-    told: list[tuple[int, int]] = []
+def test_windows_receive_the_length_of_the_longest_sequence(monkeypatch, distribution):
+    told = []
 
-    def aten(q: Tensor, k: Tensor, v: Tensor, cu: Any, longest: tuple[int, int], *_: Any) -> Tensor:
+    def aten(q, k, v, cu, longest, *_):
         told.append(longest)
         return q
 
@@ -79,9 +68,7 @@ def test_windows_receive_the_length_of_the_longest_sequence(
 
 
 @pytest.mark.parametrize("distribution", ops.get("selection_ranges").distributions)
-def test_selected_keys_are_packed_without_waiting_for_the_device(
-    monkeypatch: pytest.MonkeyPatch, distribution: str
-) -> None:
+def test_selected_keys_are_packed_without_waiting_for_the_device(monkeypatch, distribution):
     blind_the_host(monkeypatch)
     inputs = drawn("selection_ranges", RANGES, distribution)
     calls = []
@@ -103,12 +90,10 @@ def test_selected_keys_are_packed_without_waiting_for_the_device(
 
 
 @pytest.mark.parametrize("distribution", ["disjoint", "reversed", "empty_rows", "all_empty"])
-def test_places_without_a_key_have_no_gradient(
-    monkeypatch: pytest.MonkeyPatch, distribution: str
-) -> None:
+def test_places_without_a_key_have_no_gradient(monkeypatch, distribution):
     """FlashAttention's backward does not write there."""
 
-    def flash(q: Tensor, k: Tensor, v: Tensor, cu: Any, *given: Any, causal: bool) -> Tensor:
+    def flash(q, k, v, cu, *given, causal):
         for x in (k, v):
             x.register_hook(lambda grad, end=int(cu[1][-1]): _unwritten(grad, end))
         return aten_flash(q, k, v, cu, *given, causal=causal)
@@ -124,19 +109,17 @@ def test_places_without_a_key_have_no_gradient(
             assert grad is None or grad.isfinite().all()
 
 
-def _unwritten(grad: Tensor, end: int) -> Tensor:
+def _unwritten(grad, end):
     changed = grad.clone()
     changed[end:] = float("nan")
     return changed
 
 
 @pytest.mark.parametrize("op", ["decode_selected", "decode_step"])
-def test_no_more_keys_are_gathered_than_a_short_cache_has(
-    monkeypatch: pytest.MonkeyPatch, op: str
-) -> None:
+def test_no_more_keys_are_gathered_than_a_short_cache_has(monkeypatch, op):
     widths = []
 
-    def sdpa(q: Tensor, k: Tensor, *given: Any, **how: Any) -> Tensor:
+    def sdpa(q, k, *given, **how):
         widths.append(k.shape[2])
         return attention(q, k, *given, **how)
 
@@ -151,7 +134,7 @@ def test_no_more_keys_are_gathered_than_a_short_cache_has(
     assert max(widths) == 48
 
 
-def test_an_alternative_has_the_kind_of_its_baseline() -> None:
+def test_an_alternative_has_the_kind_of_its_baseline():
     items = {(i.op, i.name): i for i in registry.load()}
     alternatives = [i for i in items.values() if i.role is Role.ALTERNATIVE]
     for item in alternatives:
@@ -160,11 +143,11 @@ def test_an_alternative_has_the_kind_of_its_baseline() -> None:
     assert {i.name for i in alternatives if i.kind is Kind.GENERAL} == {"dense_flex_attention"}
 
 
-def test_memoised_keeps_the_last_results() -> None:
+def test_memoised_keeps_the_last_results():
     made = []
 
     @torch_attention.memoised(2)
-    def get(size: int) -> list[int]:
+    def get(size):
         made.append(size)
         return [size]
 
@@ -173,10 +156,8 @@ def test_memoised_keeps_the_last_results() -> None:
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_results_of_a_capture_are_not_kept(
-    monkeypatch: pytest.MonkeyPatch, capturing: bool
-) -> None:
-    waits: list[None] = []
+def test_results_of_a_capture_are_not_kept(monkeypatch, capturing):
+    waits = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
@@ -202,9 +183,7 @@ def test_results_of_a_capture_are_not_kept(
         ("selection_blocks", {**BLOCKS, "T": 384}, "packed"),
     ],
 )
-def test_masks_and_block_masks_are_right(
-    monkeypatch: pytest.MonkeyPatch, op: str, sizes: dict[str, int], distribution: str
-) -> None:
+def test_masks_and_block_masks_are_right(monkeypatch, op, sizes, distribution):
     uncompiled_flex(monkeypatch)
     inputs = stand_ins.drawn(op, distribution, **sizes)
     stand_ins.assert_right(registered(op, "masked_sdpa"), op, inputs)
@@ -212,7 +191,7 @@ def test_masks_and_block_masks_are_right(
         stand_ins.assert_right(registered(op, "flex_attention"), op, inputs)
 
 
-def test_attention_to_all_keys_is_planned_only_for_dense_selections(tmp_path: Path) -> None:
+def test_attention_to_all_keys_is_planned_only_for_dense_selections(tmp_path):
     items = [i for i in registry.load() if i.op == "selection_blocks" and Runs.CPU in i.devices]
     infos = [ImplementationInfo.model_validate(i, from_attributes=True) for i in items]
     path = tmp_path / "m.yaml"

@@ -1,16 +1,12 @@
 """FlashAttention over compressed keys."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from nsabench import Unsupported, ops
 from nsabench.implementations import torch_attention
 from nsabench.implementations.baselines import bands
 from nsabench.implementations.libraries import _calls
-from nsabench.ops import Inputs
 from tests.implementations import stand_ins
 from tests.implementations.stand_ins import aten_flash, registered
 
@@ -19,17 +15,17 @@ HEADS = {"HQ": 6, "H": 2, "D": 16}
 SHAPE = {"B": 5, "T": 90, **HEADS, "block": 32, "stride": 16}
 
 
-def drawn(distribution: str, **sizes: int) -> Inputs:
+def drawn(distribution, **sizes):
     return stand_ins.drawn("compressed", distribution, **{**SHAPE, **sizes})
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_the_cpu(monkeypatch):
     monkeypatch.setattr(torch_attention, "aten_flash", aten_flash)
     monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
 
 
-def assert_right(name: str, inputs: Inputs) -> None:
+def assert_right(name, inputs):
     leaves = [inputs.tensors[x].clone().requires_grad_() for x in ("q", "k", "v")]
     out = registered("compressed", name)(
         *leaves, *list(inputs.tensors.values())[3:], **inputs.options
@@ -42,9 +38,7 @@ def assert_right(name: str, inputs: Inputs) -> None:
         torch.testing.assert_close(grad.double(), wanted[x], atol=1e-5, rtol=1e-5)
 
 
-def of_the_package(
-    q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool
-) -> Tensor:
+def of_the_package(q, k, v, *, softmax_scale, causal):
     assert causal
     return aten_flash(q, k, v, None, (q.shape[1], k.shape[1]), softmax_scale)
 
@@ -52,9 +46,7 @@ def of_the_package(
 @pytest.mark.parametrize("name", ["flash", "flash_attn"])
 @pytest.mark.parametrize("T", [32, 95, 96, 100])
 @pytest.mark.parametrize(("block", "stride"), [(32, 16), (16, 16), (8, 1)])
-def test_queries_of_a_stride_are_folded_into_heads(
-    monkeypatch: pytest.MonkeyPatch, name: str, T: int, block: int, stride: int
-) -> None:
+def test_queries_of_a_stride_are_folded_into_heads(monkeypatch, name, T, block, stride):
     monkeypatch.setattr(_calls, "find_function", lambda *_: of_the_package)
     assert_right(name, drawn("dense", B=2, T=T, block=block, stride=stride))
 
@@ -63,9 +55,7 @@ def test_queries_of_a_stride_are_folded_into_heads(
     ("distribution", "sizes", "why"),
     [("packed", {}, "packed sequences"), ("dense", {"stride": 12}, "stride that divides")],
 )
-def test_packed_keys_and_odd_strides_are_declined(
-    distribution: str, sizes: dict[str, int], why: str
-) -> None:
+def test_packed_keys_and_odd_strides_are_declined(distribution, sizes, why):
     inputs = drawn(distribution, **sizes)
     with pytest.raises(Unsupported, match=why):
         bands.flash_folded(*inputs.tensors.values(), **inputs.options)

@@ -1,10 +1,5 @@
 """The adapter of Scalable-Flash-Native-Sparse-Attention, with the library in plain PyTorch."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 from nsa_kernels.band.naive import naive_compressed
@@ -28,13 +23,13 @@ class Helper:
     counts: Tensor
 
     @classmethod
-    def set_hyperparameters(cls, num_init_blocks: int, num_local_blocks: int, **sizes: int) -> None:
+    def set_hyperparameters(cls, num_init_blocks, num_local_blocks, **sizes):
         assert (num_init_blocks, num_local_blocks) == (1, 2)
         for name, size in sizes.items():
             setattr(cls, name, size)
 
     @classmethod
-    def init_cu_seqlens(cls, x_cu_seqlens: Tensor) -> None:
+    def init_cu_seqlens(cls, x_cu_seqlens):
         assert x_cu_seqlens.dtype == torch.int32
         held = cls.x_cu_seqlens
         if held is None or held.shape != x_cu_seqlens.shape or bool((held != x_cu_seqlens).any()):
@@ -43,7 +38,7 @@ class Helper:
             cls.counts = ((lengths - cls.kernel_size) // cls.stride + 1).clamp(min=0)
 
 
-def sequences() -> Iterator[tuple[slice, slice]]:
+def sequences():
     """The tokens and the compressed keys of each."""
     assert Helper.x_cu_seqlens is not None
     ends = Helper.x_cu_seqlens.tolist()
@@ -52,7 +47,7 @@ def sequences() -> Iterator[tuple[slice, slice]]:
         yield slice(ends[i], ends[i + 1]), slice(keys[i], keys[i + 1])
 
 
-def mean_pooling(x: Tensor) -> Tensor:
+def mean_pooling(x):
     rows = []
     for tokens, _ in sequences():
         if tokens.stop - tokens.start >= Helper.kernel_size:
@@ -60,7 +55,7 @@ def mean_pooling(x: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
-def compress_attn(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor, Tensor]:
+def compress_attn(q, k, v, sm_scale):
     out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
     for tokens, keys in sequences():
         assert keys.stop <= len(k), "the counts are of other sizes"
@@ -71,9 +66,7 @@ def compress_attn(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Ten
     return out, lse
 
 
-def slc_topk_indices(
-    q: Tensor, k: Tensor, lse: Tensor, sm_scale: float, maybe_efficient_version: bool
-) -> tuple[Tensor, None]:
+def slc_topk_indices(q, k, lse, sm_scale, maybe_efficient_version):
     chosen = torch.full((k.shape[1], q.shape[0], Helper.top_n), 1 << 20, dtype=torch.int32)
     for tokens, keys in sequences():
         given, size = (q[tokens][None], k[keys][None]), Helper.block_size
@@ -84,22 +77,20 @@ def slc_topk_indices(
     return chosen, None
 
 
-def select_attn(q: Tensor, k: Tensor, v: Tensor, topk: Tensor, sm_scale: float) -> Tensor:
+def select_attn(q, k, v, topk, sm_scale):
     """A row is read up to the number of blocks up to its own, or of slots."""
     assert Helper.x_cu_seqlens is not None
     given = (q, k, v, topk, Helper.block_size, Helper.x_cu_seqlens)
     return libraries.topk_sparse_attention(*given, sm_scale)
 
 
-def fused_sigmoid_combine(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Tensor:
+def fused_sigmoid_combine(a, b, c, w):
     assert w.shape == (*a.shape[:2], 3)
     gates = w.sigmoid().unsqueeze(-2)
     return a * gates[..., 0] + b * gates[..., 1] + c * gates[..., 2]
 
 
-def near(
-    q: Tensor, k: Tensor, v: Tensor, cu: object, longest: object, scale: float, window: int
-) -> Tensor:
+def near(q, k, v, cu, longest, scale, window):
     """FlashAttention of packed sequences."""
     out = torch.zeros_like(q)
     for tokens, _ in sequences():
@@ -109,7 +100,7 @@ def near(
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
+def library(monkeypatch):
     held = {
         flash_nsa.HELPER: Helper,
         flash_nsa.MEANS: mean_pooling,
@@ -119,7 +110,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
         flash_nsa.SUM: fused_sigmoid_combine,
     }
 
-    def function(where: str, *takes: str) -> Any:
+    def function(where, *takes):
         return held[where]
 
     monkeypatch.setattr(flash_nsa, "_function", function)
@@ -127,7 +118,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attn.Flash, "__call__", lambda self, *given: near(*given))
 
 
-def test_all_of_nsa_is_right(library: None) -> None:
+def test_all_of_nsa_is_right(library):
     """Sizes change from case to case, with and without the sequences."""
     cases = [
         ("dense", {}),
@@ -141,7 +132,7 @@ def test_all_of_nsa_is_right(library: None) -> None:
         assert_right(flash_nsa.flash_nsa_fa4, "nsa_attention", inputs)
 
 
-def test_sequences_may_change_in_place(library: None) -> None:
+def test_sequences_may_change_in_place(library):
     """The library keeps the tensor; the bench swaps inputs of a case in place."""
     sizes = {**WHOLE, "B": 3, "T": 60}
     first, second = (drawn("nsa_attention", "packed", seed=seed, **sizes) for seed in (5, 6))
@@ -155,14 +146,14 @@ def test_sequences_may_change_in_place(library: None) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["random", "packed", "local"])
-def test_selected_blocks_are_right(library: None, distribution: str) -> None:
+def test_selected_blocks_are_right(library, distribution):
     sizes = {"B": 1, "T": 150, "HQ": 4, "H": 2, "D": 32, "S": 4, "block_size": 16}
     for changed in ({}, {"T": 75}) if distribution == "packed" else ({}, {"B": 2, "T": 75}):
         inputs = drawn("selection_blocks", distribution, **{**sizes, **changed})
         assert_right(flash_nsa.flash_nsa_blocks, "selection_blocks", inputs)
 
 
-def test_a_capture_is_refused(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_is_refused(library, monkeypatch):
     monkeypatch.setattr(_calls, "is_capturing", lambda: True)
     inputs = drawn("nsa_attention", "dense", **WHOLE)
     with pytest.raises(Unsupported, match="cu_seqlens"):

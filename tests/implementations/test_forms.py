@@ -1,7 +1,5 @@
 """Kernels that are right pass, whatever they are written as and however their output lies."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time
@@ -12,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from nsabench.checks import DeviceLimits, Effect, Finding, run_checks
-from nsabench.model.record import Record
+from nsabench.checks import DeviceLimits, Effect, run_checks
 from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Unsupported
 from nsabench.registry.validation import validate
@@ -23,40 +20,40 @@ from tests.checking import a_case, measured, registered, rounds, rows_of
 
 SHAPE = {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 96}
 TUNING_S = 0.3  # longer than all other calls together
-FORMS: dict[str, Callable[..., Any]] = {}
+FORMS = {}
 Form = Callable[..., Any]
 
 
-def form(call: Form) -> Form:
+def form(call):
     FORMS[call.__name__] = call
     return call
 
 
 @form
-def plain(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def plain(q, k, v, *, sm_scale):
     weights = torch.softmax(q.float() @ k.float().mT * sm_scale, -1)
     return (weights @ v.float()).to(v.dtype)
 
 
 @form
-def strided_output(*tensors: Tensor, sm_scale: float) -> Tensor:
+def strided_output(*tensors, sm_scale):
     return plain(*tensors, sm_scale=sm_scale).mT.contiguous().mT
 
 
 @form
-def padded_output(*tensors: Tensor, sm_scale: float) -> Tensor:
+def padded_output(*tensors, sm_scale):
     out = plain(*tensors, sm_scale=sm_scale)
     return torch.cat([out, out + torch.nan], -1)[..., : out.shape[-1]]
 
 
 @form
-def offset_output(*tensors: Tensor, sm_scale: float) -> Tensor:
+def offset_output(*tensors, sm_scale):
     out = plain(*tensors, sm_scale=sm_scale).flatten()
     return torch.cat([out[:1], out])[1:].view(*tensors[0].shape[:2], -1)
 
 
 @form
-def expanded_output(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def expanded_output(q, k, v, *, sm_scale):
     """Return one row for all heads, which is right for one key."""
     if k.shape[1] > 1:
         return plain(q, k, v, sm_scale=sm_scale)
@@ -64,40 +61,38 @@ def expanded_output(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tens
 
 
 @form
-def parameter_defaults(
-    q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float = 1.0, block: int = 64
-) -> Tensor:
+def parameter_defaults(q, k, v, *, sm_scale=1.0, block=64):
     return plain(q, k, v, sm_scale=sm_scale)
 
 
 @form
-def any_arguments(*tensors: Tensor, **options: Any) -> Tensor:
+def any_arguments(*tensors, **options):
     return plain(*tensors, **options)
 
 
 class Attention(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    def forward(self, q, k, v, sm_scale):
         return plain(q, k, v, sm_scale=sm_scale)
 
 
 class Callables:
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def __call__(self, q, k, v, *, sm_scale):
         return plain(q, k, v, sm_scale=sm_scale)
 
-    def method(self, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def method(self, q, k, v, *, sm_scale):
         return self(q, k, v, sm_scale=sm_scale)
 
     @classmethod
-    def of_class(cls, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def of_class(cls, q, k, v, *, sm_scale):
         return cls()(q, k, v, sm_scale=sm_scale)
 
 
 @functools.wraps(plain)
-def wrapped(*tensors: Tensor, **options: Any) -> Tensor:
+def wrapped(*tensors, **options):
     return plain(*tensors, **options)
 
 
-def attend_in_blocks(block: int, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def attend_in_blocks(block, q, k, v, *, sm_scale):
     rows = zip(q.split(block), k.split(block), v.split(block), strict=True)
     return torch.cat([plain(*row, sm_scale=sm_scale) for row in rows])
 
@@ -116,25 +111,25 @@ COMPILED = {"compiled": plain, "compiled_module": Attention()}
 
 
 @form
-def threads(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def threads(q, k, v, *, sm_scale):
     with ThreadPoolExecutor(2) as pool:
         rows = pool.map(lambda row: plain(*row, sm_scale=sm_scale), zip(q, k, v, strict=True))
     return torch.stack(list(rows))
 
 
 @form
-def long_lived_thread(*tensors: Tensor, sm_scale: float) -> Tensor:
+def long_lived_thread(*tensors, sm_scale):
     if not any(thread.name == "long_lived" for thread in threading.enumerate()):
         idle = threading.Event().wait
         threading.Thread(target=idle, daemon=True, name="long_lived").start()
     return plain(*tensors, sm_scale=sm_scale)
 
 
-_tuned: dict[torch.Size, int] = {}
+_tuned = {}
 
 
 @form
-def autotuned(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def autotuned(q, k, v, *, sm_scale):
     if q.shape not in _tuned:
         time.sleep(TUNING_S)
         _tuned[q.shape] = max(1, len(q) // 2)
@@ -145,7 +140,7 @@ _workspace = torch.empty(0)
 
 
 @form
-def growing_workspace(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def growing_workspace(q, k, v, *, sm_scale):
     global _workspace
     size = q.shape[0] * q.shape[1] * k.shape[1]
     if _workspace.numel() < size:
@@ -157,29 +152,29 @@ def growing_workspace(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Te
 
 
 @functools.cache
-def ones(size: int) -> Tensor:
+def ones(size):
     return torch.ones(size)
 
 
 @form
-def cached_constant(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def cached_constant(q, k, v, *, sm_scale):
     return plain(q * ones(q.shape[-1]).to(q.dtype), k, v, sm_scale=sm_scale)
 
 
 @form
-def preallocated(*tensors: Tensor, sm_scale: float) -> Tensor:
+def preallocated(*tensors, sm_scale):
     answer = plain(*tensors, sm_scale=sm_scale)
     return torch.empty_like(answer).copy_(answer)
 
 
 @form
-def double_precision(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+def double_precision(q, k, v, *, sm_scale):
     weights = torch.softmax(q.double() @ k.double().mT * sm_scale, -1)
     return (weights @ v.double()).to(v.dtype)
 
 
 @form
-def fallback(*tensors: Tensor, sm_scale: float) -> Tensor:
+def fallback(*tensors, sm_scale):
     try:
         raise Unsupported("the fast way takes no such sizes")
     except Unsupported:
@@ -187,24 +182,24 @@ def fallback(*tensors: Tensor, sm_scale: float) -> Tensor:
 
 
 @form
-def warning(*tensors: Tensor, sm_scale: float) -> Tensor:
+def warning(*tensors, sm_scale):
     warnings.warn("the first call is slow", stacklevel=2)
     return plain(*tensors, sm_scale=sm_scale)
 
 
 class Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
+    def forward(ctx, *given):
         return plain(*given[:3], sm_scale=given[3])
 
 
 @form
-def autograd_function(*tensors: Tensor, sm_scale: float) -> Tensor:
+def autograd_function(*tensors, sm_scale):
     return Function.apply(*tensors, sm_scale)
 
 
 @pytest.fixture(scope="module")
-def records() -> dict[str, tuple[Record, list[Finding]]]:
+def records():
     """The record of each form, and what speaks against it."""
     results = {}
     options = {"backend": "eager", "dynamic": False}
@@ -225,8 +220,6 @@ def records() -> dict[str, tuple[Record, list[Finding]]]:
 
 
 @pytest.mark.parametrize("name", [*FORMS, *COMPILED])
-def test_a_right_kernel_passes_in_every_form(
-    records: dict[str, tuple[Record, list[Finding]]], name: str
-) -> None:
+def test_a_right_kernel_passes_in_every_form(records, name):
     record, findings = records[name]
     assert (record.status, record.reason, findings) == (Status.OK, "", [])

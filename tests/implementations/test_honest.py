@@ -1,19 +1,13 @@
 """No honest baseline on a CPU is further from the oracle than the arithmetic explains."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
 from nsabench.checker.compare import Errors, measure
 from nsabench.checks import DeviceLimits, parity
 from nsabench.model.vocabulary import Direction, DType, Role, Runs
 from nsabench.ops import Inputs
-from nsabench.registry import Implementation
 from tests.implementations.controls.test_every_op import SHAPES
 from tests.runs import record
 
@@ -24,7 +18,7 @@ honest = [i for i in registry.load() if i.role is Role.BASELINE and Runs.CPU in 
 FAR_APART = ("large_logits", "one_hot")
 
 
-def results(item: Implementation, inputs: Inputs, direction: Direction) -> Iterator[Errors]:
+def results(item, inputs, direction):
     """Yield the errors of an output, or of each gradient."""
     op, tensors = ops.get(item.op), dict(inputs.tensors)
     if direction is Direction.FORWARD:
@@ -34,13 +28,13 @@ def results(item: Implementation, inputs: Inputs, direction: Direction) -> Itera
         out = item.call(*(tensors | leaves).values(), **inputs.options)
         grad_out = torch.randn_like(out)
         wanted = op.gradients(inputs, grad_out)
-        given: tuple[Tensor, ...] = torch.autograd.grad(out, [leaves[n] for n in wanted], grad_out)
+        given = torch.autograd.grad(out, [leaves[n] for n in wanted], grad_out)
         found = {f"d{n}": (g, wanted[n]) for n, g in zip(wanted, given, strict=True)}
     for name, (result, oracle) in found.items():
         yield measure(name, result.detach(), oracle, 0.0, sampled=op.samples_queries)
 
 
-def accused(op: str, distribution: str, dtype: DType, direction: Direction) -> list[str]:
+def accused(op, distribution, dtype, direction):
     sizes = SHAPES[op] | (OF_BLOCKS.get(distribution, {}) if op == "selection_blocks" else {})
     shape = ops.get(op).shape_model.model_validate(sizes)
     fields = {"op": op, "distribution": distribution, "dtype": dtype, "direction": direction}
@@ -74,7 +68,7 @@ def accused(op: str, distribution: str, dtype: DType, direction: Direction) -> l
 
 
 @pytest.mark.parametrize("op", SHAPES)
-def test_no_honest_baseline_is_accused(op: str) -> None:
+def test_no_honest_baseline_is_accused(op):
     found = {
         (distribution, dtype, direction): accused(op, distribution, dtype, direction)
         for distribution in ops.get(op).distributions
@@ -86,7 +80,7 @@ def test_no_honest_baseline_is_accused(op: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_large_logits_hide_no_key_that_counts(dtype: DType) -> None:
+def test_large_logits_hide_no_key_that_counts(dtype):
     """A row whose heaviest key is lost is off by far more than such logits explain."""
     op = ops.get("selection_rows")
     shape = op.shape_model.model_validate(SHAPES["selection_rows"])

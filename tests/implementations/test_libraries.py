@@ -1,15 +1,10 @@
 """Adapters of public libraries, with plain PyTorch instead of the kernels of the libraries."""
 
-from __future__ import annotations
-
 import sys
 import types
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
-import torch
 
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations import torch_attention
@@ -22,7 +17,7 @@ from tests.implementations.stand_ins import assert_right, drawn, registered
 
 
 @pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stand_ins(monkeypatch):
     monkeypatch.setattr(_calls, "find_function", lambda package, where, *_: libraries.named(where))
     monkeypatch.setattr(_calls, "refuse_float32", lambda *_: None)
     monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
@@ -50,9 +45,7 @@ OF_FLA = {"T": 70, "HQ": 16, "H": 1, "D": 16, "S": 2, "block_size": 16}
         ("fla", "packed", OF_FLA),
     ],
 )
-def test_selected_blocks_are_right(
-    stand_ins: None, name: str, distribution: str, sizes: dict[str, int]
-) -> None:
+def test_selected_blocks_are_right(stand_ins, name, distribution, sizes):
     inputs = drawn("selection_blocks", distribution, seed=5, **{**BLOCKS, **sizes})
     assert_right(registered("selection_blocks", name), "selection_blocks", inputs)
 
@@ -61,7 +54,7 @@ VARIANT = {"B": 1, "T": 90, "HQ": 16, "H": 1, "D": 16, "block_size": 16, "n_sele
 
 
 @pytest.mark.parametrize("distribution", ["dense", "packed"])
-def test_fla_selects_blocks_itself(stand_ins: None, distribution: str) -> None:
+def test_fla_selects_blocks_itself(stand_ins, distribution):
     sizes = VARIANT | ({"B": 2, "T": 45} if distribution == "packed" else {})
     inputs = drawn("nsa_without_window", distribution, **sizes)
     assert_right(fla.fla_whole, "nsa_without_window", inputs)
@@ -70,7 +63,7 @@ def test_fla_selects_blocks_itself(stand_ins: None, distribution: str) -> None:
 @pytest.mark.parametrize(
     "changed", [{"n_selected": 5}, {"block_size": 48}, {"n_selected": 16}, {"H": 2}]
 )
-def test_fla_declines_sizes(stand_ins: None, changed: dict[str, int]) -> None:
+def test_fla_declines_sizes(stand_ins, changed):
     inputs = drawn("nsa_without_window", "dense", **VARIANT | changed)
     with pytest.raises(Unsupported):
         fla.fla_whole(*inputs.tensors.values(), **inputs.options)
@@ -80,7 +73,7 @@ CACHE = {"B": 2, "HQ": 8, "H": 2, "D": 64, "block_size": 64, "n_selected": 4}
 
 
 @pytest.mark.parametrize("S", [256, 512, 300, 130, 64])
-def test_blocks_of_a_cache_are_pages(stand_ins: None, S: int) -> None:
+def test_blocks_of_a_cache_are_pages(stand_ins, S):
     inputs = drawn("decode_selected", ops.get("decode_selected").distributions[0], S=S, **CACHE)
     pages = registered("decode_selected", "flashinfer_pages")
     for _ in range(2):  # the plan is kept, and the table written anew
@@ -91,7 +84,7 @@ def test_blocks_of_a_cache_are_pages(stand_ins: None, S: int) -> None:
 
 
 @pytest.mark.parametrize("S", [256, 300, 30])
-def test_a_whole_cache_is_pages(stand_ins: None, S: int) -> None:
+def test_a_whole_cache_is_pages(stand_ins, S):
     sizes = {"B": 2, "HQ": 8, "H": 2, "D": 64, "S": S}
     for op, more in (("decode_dense", {}), ("decode_window", {"window": 20})):
         inputs = drawn(op, ops.get(op).distributions[0], **sizes, **more)
@@ -121,9 +114,7 @@ DECODE = {"B": 2, "HQ": 8, "H": 2, "D": 16, "S": 50}
         ("decode_compressed", "random", {**DECODE, "block": 8, "stride": 4}),
     ],
 )
-def test_flash_attention_computes_the_op(
-    stand_ins: None, name: str, op: str, distribution: str, sizes: dict[str, int]
-) -> None:
+def test_flash_attention_computes_the_op(stand_ins, name, op, distribution, sizes):
     inputs = drawn(op, distribution, **sizes)
     declines = (op, distribution) == ("compressed", "packed")
     with pytest.raises(Unsupported) if declines else nullcontext():
@@ -131,12 +122,10 @@ def test_flash_attention_computes_the_op(
 
 
 @pytest.mark.parametrize(("name", "splits"), [("flash_attn", 0), ("flash_attn_4", 1)])
-def test_flash_attention_splits_the_keys_of_a_cache(
-    stand_ins: None, monkeypatch: pytest.MonkeyPatch, name: str, splits: int
-) -> None:
+def test_flash_attention_splits_the_keys_of_a_cache(stand_ins, monkeypatch, name, splits):
     given_splits = []
 
-    def attend(q: torch.Tensor, *given: Any, num_splits: int, **_: Any) -> torch.Tensor:
+    def attend(q, *given, num_splits, **_):
         given_splits.append(num_splits)
         return q
 
@@ -147,7 +136,7 @@ def test_flash_attention_splits_the_keys_of_a_cache(
     assert given_splits == [splits]
 
 
-def test_a_library_that_is_missing_says_how_to_install_it() -> None:
+def test_a_library_that_is_missing_says_how_to_install_it():
     for item in registry.load():
         if item.package is None or item.package.version:
             continue
@@ -157,7 +146,7 @@ def test_a_library_that_is_missing_says_how_to_install_it() -> None:
         assert item.package.install in str(raised.value)
 
 
-def smallest(op: str) -> ops.Inputs:
+def smallest(op):
     contract = ops.get(op)
     text = contract.check_shapes["cpu"][0]
     sizes = {n: int(v) for n, v in (part.split("=") for part in text.split(","))}
@@ -165,7 +154,7 @@ def smallest(op: str) -> ops.Inputs:
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def library(monkeypatch):
     """A module `fla` with nothing in it, installed in version 9."""
     _calls.find_function.cache_clear()
     module = types.ModuleType("fla.ops.nsa.parallel")
@@ -187,11 +176,9 @@ WHERE = "fla.ops.nsa.parallel:parallel_nsa"
         (lambda q, k, v, *, sinks: None, "parallel_nsa.*'sinks'"),
     ],
 )
-def test_a_changed_version_is_unsupported(
-    library: types.ModuleType, call: Callable[..., Any] | None, says: str
-) -> None:
+def test_a_changed_version_is_unsupported(library, call, says):
     if call is not None:
-        library.parallel_nsa = call  # type: ignore[attr-defined]
+        library.parallel_nsa = call
     with pytest.raises(Unsupported, match=says):
         _calls.find_function(FLA, WHERE, "q", "k", "v")
 
@@ -199,10 +186,8 @@ def test_a_changed_version_is_unsupported(
 @pytest.mark.parametrize(
     "call", [lambda q, k, v: None, lambda q, k, v, more=1: None, lambda *a, **o: None]
 )
-def test_a_version_with_the_same_parameters_is_called(
-    library: types.ModuleType, call: Callable[..., Any]
-) -> None:
-    library.parallel_nsa = call  # type: ignore[attr-defined]
+def test_a_version_with_the_same_parameters_is_called(library, call):
+    library.parallel_nsa = call
     assert _calls.find_function(FLA, WHERE, "q", "k", "v") is call
 
 
@@ -213,7 +198,7 @@ PARAMETERS = (
 )
 
 
-def test_fla_core_has_the_parameters_that_are_given(library: types.ModuleType) -> None:
+def test_fla_core_has_the_parameters_that_are_given(library):
     exec(f"def parallel_nsa({PARAMETERS}): ...", library.__dict__)
     assert _calls.find_function(FLA, fla.PARALLEL, *fla.TAKES) is library.parallel_nsa
     lost = PARAMETERS.replace("cu_seqlens=None", "offsets=None")
@@ -222,13 +207,11 @@ def test_fla_core_has_the_parameters_that_are_given(library: types.ModuleType) -
         _calls.find_function.cache_clear()
         exec(f"def parallel_nsa({changed}): ...", library.__dict__)
         with pytest.raises(Unsupported, match=f"fla-core 9.0 .*parallel_nsa.*{says}"):
-            fla.fla(*[None] * 4, sm_scale=1.0, block_size=64)  # type: ignore[list-item]
+            fla.fla(*[None] * 4, sm_scale=1.0, block_size=64)
 
 
-def test_a_library_that_fails_to_import_is_unsupported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fails(name: str) -> None:
+def test_a_library_that_fails_to_import_is_unsupported(monkeypatch):
+    def fails(name):
         raise RuntimeError("0 active drivers")
 
     _calls.find_function.cache_clear()
@@ -238,7 +221,7 @@ def test_a_library_that_fails_to_import_is_unsupported(
         _calls.find_function(FLA, WHERE)
 
 
-def test_masks_gathers_and_flex_attention_are_general() -> None:
+def test_masks_gathers_and_flex_attention_are_general():
     for item in registry.load():
         if item.role is Role.BASELINE and item.source == "nsabench":
             words = ("mask", "gather", "flex", "packed_sdpa")

@@ -1,7 +1,5 @@
 """The Triton kernels of baselines for selected blocks and spans, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -23,9 +21,7 @@ BLOCKS = {"B": 2, "S": 150, "HQ": 6, "H": 2, "D": 24, "Dv": 16, "block_size": 16
         ("empty_rows", {"Dv": 16, "D": 24}),
     ],
 )
-def test_query_major_is_right_forward_and_backward(
-    distribution: str, changed: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_query_major_is_right_forward_and_backward(distribution, changed, monkeypatch):
     # The queries of the first block take several programs.
     monkeypatch.setattr(query_major, "PIECE", 24)
     inputs = drawn("selection_blocks", distribution, **{**CHOSEN, **changed})
@@ -40,7 +36,7 @@ def test_query_major_is_right_forward_and_backward(
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_blocks_that_are_no_tiles_are_declined() -> None:
+def test_blocks_that_are_no_tiles_are_declined():
     inputs = drawn("selection_blocks", "random", **{**CHOSEN, "block_size": 24})
     with pytest.raises(Unsupported, match="16, 32, 64"):
         query_major.query_major(*inputs.tensors.values(), **inputs.options)
@@ -51,8 +47,8 @@ def test_blocks_that_are_no_tiles_are_declined() -> None:
     "distribution",
     ["mixed", "overlapping", "unsorted", "reversed", "out_of_bounds", "empty_rows", "all_empty"],
 )
-def test_a_key_of_overlapping_spans_counts_once(distribution: str, splits: int) -> None:
-    def call(*tensors: torch.Tensor, sm_scale: float, selected_len: int) -> torch.Tensor:
+def test_a_key_of_overlapping_spans_counts_once(distribution, splits):
+    def call(*tensors, sm_scale, selected_len):
         return split_keys.attend(*tensors, sm_scale, 61, disjoint=False, splits=splits)
 
     assert_right(call, "selection_ranges", drawn("selection_ranges", distribution, **RANGES))
@@ -60,15 +56,13 @@ def test_a_key_of_overlapping_spans_counts_once(distribution: str, splits: int) 
 
 @pytest.mark.parametrize("multiprocessors", [1, 100])
 @pytest.mark.parametrize("S", [150, 30])
-def test_blocks_of_a_cache_are_read_in_place(
-    monkeypatch: pytest.MonkeyPatch, S: int, multiprocessors: int
-) -> None:
+def test_blocks_of_a_cache_are_read_in_place(monkeypatch, S, multiprocessors):
     monkeypatch.setattr(split_keys, "_multiprocessors", lambda device: multiprocessors)
     inputs = drawn("decode_selected", "random", **{**BLOCKS, "S": S})
     assert_right(split_keys.split_blocks, "decode_selected", inputs)
 
 
-def test_the_number_of_splits_suits_the_device() -> None:
+def test_the_number_of_splits_suits_the_device():
     inputs = drawn("selection_ranges", "disjoint", **RANGES)
     assert_right(split_keys.split_keys, "selection_ranges", inputs)
     rows = (1, 16, 100, 264, 4096)
@@ -76,7 +70,7 @@ def test_the_number_of_splits_suits_the_device() -> None:
     assert split_keys.splits_of(1, 1, 132) == 1 and split_keys.splits_of(1, 1000, 132) == 32
 
 
-def test_too_many_spans_are_declined() -> None:
+def test_too_many_spans_are_declined():
     sizes = {**RANGES, "S_kv": 900, "n_spans": 257, "L": 514}
     inputs = drawn("selection_ranges", "disjoint", **sizes)
     with pytest.raises(Unsupported, match="257 spans"):

@@ -1,9 +1,5 @@
 """What Linux tells of a CPU's caches."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from nsabench.machine.cpu_caches import COMMON_BYTES, LEAST_BYTES, MOST_BYTES, last_level_bytes
@@ -20,9 +16,7 @@ from nsabench.machine.cpu_caches import COMMON_BYTES, LEAST_BYTES, MOST_BYTES, l
         ((), COMMON_BYTES),
     ],
 )
-def test_the_last_level_that_is_told_of(
-    told: tuple[str, ...], expected: int, tmp_path: Path
-) -> None:
+def test_the_last_level_that_is_told_of(told, expected, tmp_path):
     levels = (1, 1, 2, 3)  # data, instructions, and what both are read through
     for number, (size, level) in enumerate(zip(told, levels, strict=False)):
         (tmp_path / f"index{number}").mkdir()
@@ -31,5 +25,5 @@ def test_the_last_level_that_is_told_of(
     assert last_level_bytes(tmp_path) == expected
 
 
-def test_nothing_is_told_where_there_is_no_such_folder(tmp_path: Path) -> None:
+def test_nothing_is_told_where_there_is_no_such_folder(tmp_path):
     assert last_level_bytes(tmp_path / "cache") == COMMON_BYTES

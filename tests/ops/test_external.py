@@ -1,10 +1,7 @@
 """Ops that do not ship: found, bound to their file, and refused with a sentence."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,12 +22,12 @@ RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
 
 
 @pytest.fixture(autouse=True)
-def _none_is_kept() -> Iterator[None]:
+def _none_is_kept():
     yield
     _external.from_files.clear()
 
 
-def changed(folder: Path, before: str, after: str) -> Path:
+def changed(folder, before, after):
     text = RMSNORM.read_text()
     assert before in text
     path = folder / "mine.py"
@@ -38,7 +35,7 @@ def changed(folder: Path, before: str, after: str) -> Path:
     return path
 
 
-def test_an_op_of_a_file_is_an_op_like_any_other() -> None:
+def test_an_op_of_a_file_is_an_op_like_any_other():
     assert "rmsnorm" not in ops.names()
     op = ops.load_file(RMSNORM)
     assert ops.load_file(RMSNORM) is op is ops.get("rmsnorm")
@@ -49,7 +46,7 @@ def test_an_op_of_a_file_is_an_op_like_any_other() -> None:
     assert backward.bytes_min == 2 * (2 * 32 + 8) + 2 * (32 + 8)
 
 
-def test_what_an_op_need_not_say(tmp_path: Path) -> None:
+def test_what_an_op_need_not_say(tmp_path):
     op = ops.load_file(RMSNORM)
     shape = op.shape_model.model_validate({"M": 4, "D": 8})
     inputs = op.draw(shape, DType.BFLOAT16, "normal", 1, "cpu")
@@ -85,9 +82,7 @@ def test_what_an_op_need_not_say(tmp_path: Path) -> None:
         ("def gradients", "def grads", "gradients"),
     ],
 )
-def test_a_file_without_a_valid_op_is_refused(
-    tmp_path: Path, before: str, after: str, wrong: str
-) -> None:
+def test_a_file_without_a_valid_op_is_refused(tmp_path, before, after, wrong):
     with pytest.raises(UsageError, match=wrong) as refused:
         ops.load_file(changed(tmp_path, before, after))
     assert "mine.py" in str(refused.value)
@@ -95,7 +90,7 @@ def test_a_file_without_a_valid_op_is_refused(
     assert "rmsnorm" not in ops.names()
 
 
-def test_a_file_that_is_missing_or_was_changed_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_was_changed_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"none\.py") as refused:
         ops.load_file(tmp_path / "none.py")
     assert "--ops" in refused.value.remedy
@@ -123,9 +118,7 @@ def test_a_file_that_is_missing_or_was_changed_is_refused(tmp_path: Path) -> Non
         ("return shape.M * shape.D + shape.D", "return None", "backward_work", "TypeError"),
     ],
 )
-def test_an_op_is_asked_before_anything_is_measured(
-    tmp_path: Path, before: str, after: str, method: str, wrong: str
-) -> None:
+def test_an_op_is_asked_before_anything_is_measured(tmp_path, before, after, method, wrong):
     path = changed(tmp_path, before, after)
     matrix = tmp_path / "norm.yaml"
     axes = "{M: 4, D: 8, dtype: float16, direction: [forward, backward]}"
@@ -136,16 +129,16 @@ def test_an_op_is_asked_before_anything_is_measured(
 
 
 @pytest.mark.parametrize("size", ["shape", "status", "length", "n", "Status"])
-def test_no_size_is_called_as_what_a_record_holds(size: str) -> None:
+def test_no_size_is_called_as_what_a_record_holds(size):
     class Sizes(Shape):
         __annotations__ = {size: Size}
 
     op = SimpleNamespace(name="norm", shape_model=Sizes)
     with pytest.raises(UsageError, match=f"'{size}'"):
-        tables.refuse_sizes(op)  # type: ignore[arg-type]
+        tables.refuse_sizes(op)
 
 
-def test_a_file_that_imports_torch_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_imports_torch_is_refused(tmp_path):
     path = changed(tmp_path, "from nsabench.model", "import torch\nfrom nsabench.model")
     code = (
         "import pathlib\nfrom nsabench import ops\nfrom nsabench.errors import UsageError\n"
@@ -156,7 +149,7 @@ def test_a_file_that_imports_torch_is_refused(tmp_path: Path) -> None:
     assert "imports torch" in done.stdout
 
 
-def test_a_run_is_read_with_the_op_that_it_was_made_with(tmp_path: Path) -> None:
+def test_a_run_is_read_with_the_op_that_it_was_made_with(tmp_path):
     digest = sources.sha256(RMSNORM.read_bytes())
     plan = Plan.model_construct(ops=str(RMSNORM), ops_sha256=digest)
     with pytest.raises(UsageError, match=digest[:12]) as refused:
@@ -170,7 +163,7 @@ def test_a_run_is_read_with_the_op_that_it_was_made_with(tmp_path: Path) -> None
     ops.refuse_other(Plan.model_construct(ops="", ops_sha256=""))
 
 
-def with_package(folder: Path, points: str, name: str = "some-ops") -> str:
+def with_package(folder, points, name="some-ops"):
     """Code that puts a distribution with these entry points of ops on the path."""
     package = folder / name / name.replace("-", "_")
     package.mkdir(parents=True)
@@ -190,13 +183,13 @@ def with_package(folder: Path, points: str, name: str = "some-ops") -> str:
     )
 
 
-def printed(code: str) -> str:
+def printed(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path: Path) -> None:
+def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path):
     points = "rmsnorm = some_ops.norm\nother = some_ops.norm\nbroken = some_ops.none\n"
     said = printed(
         with_package(tmp_path, f"{points}eager = some_ops.eager\n")
@@ -213,7 +206,7 @@ def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path: Path) ->
     assert "entry point 'eager' of some-ops imports torch" in said
 
 
-def test_an_entry_point_takes_no_name_of_another_op(tmp_path: Path) -> None:
+def test_an_entry_point_takes_no_name_of_another_op(tmp_path):
     both = "rmsnorm = {0}.norm\ntwice = {0}.norm\n"
     said = printed(
         with_package(tmp_path, both.format("some_ops"))
@@ -225,7 +218,7 @@ def test_an_entry_point_takes_no_name_of_another_op(tmp_path: Path) -> None:
     assert "more-ops and some-ops each have an op 'twice'" in said
 
 
-def test_an_op_of_an_entry_point_is_explained_by_its_own_words(tmp_path: Path) -> None:
+def test_an_op_of_an_entry_point_is_explained_by_its_own_words(tmp_path):
     said = printed(
         with_package(tmp_path, "rmsnorm = some_ops.norm\nbroken = some_ops.none\n")
         + "from nsabench.output import explain\n"
@@ -235,7 +228,7 @@ def test_an_op_of_an_entry_point_is_explained_by_its_own_words(tmp_path: Path) -
     assert "op RMSNorm, forward and backward" in said
 
 
-def namesakes(folder: Path) -> tuple[Path, Path]:
+def namesakes(folder):
     """A file of kernels and one of an op, of one name."""
     for part, text in (("a", "# kernels\n"), ("b", RMSNORM.read_text())):
         (folder / part).mkdir()
@@ -243,7 +236,7 @@ def namesakes(folder: Path) -> tuple[Path, Path]:
     return folder / "a" / "mine.py", folder / "b" / "mine.py"
 
 
-def test_two_files_of_one_name_are_two_sources(tmp_path: Path) -> None:
+def test_two_files_of_one_name_are_two_sources(tmp_path):
     files = namesakes(tmp_path)
     present = sources.digests(*files)
     assert [sources.digest_of(f, present) for f in files] == [
@@ -257,7 +250,7 @@ def test_two_files_of_one_name_are_two_sources(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("digest", ["", "abc", "0" * 64])
-def test_a_plan_that_does_not_say_what_its_op_was_is_none(tmp_path: Path, digest: str) -> None:
+def test_a_plan_that_does_not_say_what_its_op_was_is_none(tmp_path, digest):
     plan = make_plan(Made()).model_copy(update={"ops": "/tmp/evil.py", "ops_sha256": digest})
     plan.write(tmp_path / "plan.json")
     with pytest.raises(UsageError, match=r"evil\.py") as refused:
@@ -268,7 +261,7 @@ def test_a_plan_that_does_not_say_what_its_op_was_is_none(tmp_path: Path, digest
     assert "rmsnorm" not in ops.names()
 
 
-def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:
+def test_a_finished_run_executes_no_file(tmp_path):
     marker = tmp_path / "executed"
     path = changed(tmp_path, "OP = ", f"open({str(marker)!r}, 'w')\nOP = ")
     digest = sources.sha256(path.read_bytes())

@@ -1,8 +1,6 @@
 """NSA with and without a window: the oracle against the definition, the draws,
 the queries that it samples, and the work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,9 +13,8 @@ import torch
 from nsabench import ops
 from nsabench.checks.parity import EPSILON
 from nsabench.model.vocabulary import DType
-from nsabench.ops import Inputs, Op, Shape, _sequences, nsa_attention, nsa_without_window
+from nsabench.ops import _sequences, nsa_attention, nsa_without_window
 from nsabench.ops._nsa_equations import LEAST_SCORE, OF_ONE_KEY, RESOLVED
-from nsabench.ops.nsa_attention import NsaAttention
 
 SIZES = {"HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2, "block_size": 8}
 SIZES |= {"n_selected": 4, "window": 5}
@@ -25,26 +22,19 @@ OP, WITHOUT = nsa_attention.OP, nsa_without_window.OP
 LONG = 4096 + 7  # tokens, of which an oracle computes a sample
 
 
-def drawn(
-    dtype: DType = DType.FLOAT32,
-    distribution: str = "dense",
-    op: str = "nsa_attention",
-    **sizes: int,
-) -> tuple[Shape, Inputs]:
+def drawn(dtype=DType.FLOAT32, distribution="dense", op="nsa_attention", **sizes):
     of = ops.get(op)
     known = {k: v for k, v in SIZES.items() if k in of.shape_model.model_fields}
     shape = of.shape_model.model_validate({"B": 2, "T": 60, **known, **sizes})
     return shape, of.draw(shape, dtype, distribution, 3, "cpu")
 
 
-def attend(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def attend(q, k):
     """The weights of one query on its keys."""
     return torch.softmax(k @ q * q.shape[0] ** -0.5, 0)
 
 
-def by_hand(
-    inputs: Inputs, x: dict[str, torch.Tensor], row: int, t: int, head: int
-) -> torch.Tensor:
+def by_hand(inputs, x, row, t, head):
     """The gated sum of a query, token by token, as section 3.3 of the paper has it; the op without
     a window has whole blocks for compressed keys."""
     o, group = inputs.options, x["q"].shape[2] // x["k"].shape[2]
@@ -57,7 +47,7 @@ def by_hand(
     first = range(0, at - length + 2, stride)
     q = x["q"][row, t, head]
     whole = x["gates"][row, t, head, 0] * torch.zeros_like(v[0])
-    score: dict[int, float] = {}
+    score = {}
     if len(first):
         kc, vc = (torch.stack([y[i : i + length].mean(0) for i in first]) for y in (k, v))
         whole = x["gates"][row, t, head, 0] * (attend(q, kc) @ vc)
@@ -79,9 +69,7 @@ def by_hand(
 
 @pytest.mark.parametrize("distribution", OP.distributions)
 @pytest.mark.parametrize(("name", "sizes"), [(OP.name, {}), (WITHOUT.name, {"T": 44})])
-def test_the_oracle_and_its_gradients_are_those_of_the_definition(
-    name: str, sizes: dict[str, int], distribution: str
-) -> None:
+def test_the_oracle_and_its_gradients_are_those_of_the_definition(name, sizes, distribution):
     op = ops.get(name)
     _, inputs = drawn(op=name, distribution=distribution, **sizes)
     x = {n: inputs.tensors[n].double().requires_grad_() for n in op.differentiable}
@@ -91,7 +79,7 @@ def test_the_oracle_and_its_gradients_are_those_of_the_definition(
         expected = by_hand(inputs, x, row, t, head)
         torch.testing.assert_close(out[row, t, head], expected.detach(), rtol=1e-9, atol=1e-12)
         total = total + (expected * grad_out[row, t, head].double()).sum()
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
     for n, found in op.gradients(inputs, grad_out).items():
         torch.testing.assert_close(found, x[n].grad, rtol=1e-8, atol=1e-9)
 
@@ -99,9 +87,7 @@ def test_the_oracle_and_its_gradients_are_those_of_the_definition(
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 @pytest.mark.parametrize("op", [OP, WITHOUT])
 @pytest.mark.parametrize("tokens", [600, LONG])
-def test_rounding_decides_no_selection_of_drawn_inputs(
-    op: NsaAttention, dtype: DType, tokens: int
-) -> None:
+def test_rounding_decides_no_selection_of_drawn_inputs(op, dtype, tokens):
     _, inputs = drawn(dtype, op=op.name, B=1, T=tokens)
     sampled = sample(op, inputs)
     assert not list(op.undecided(inputs, sampled))
@@ -110,12 +96,12 @@ def test_rounding_decides_no_selection_of_drawn_inputs(
     assert list(op.undecided(inputs, sampled)), "queries that were not drawn anew"
 
 
-def sample(op: Op, inputs: Inputs) -> torch.Tensor:
+def sample(op, inputs):
     """Return the tokens that an oracle has computed."""
     return ops.compared(op.oracle(inputs))[0, :, 0].nonzero().flatten()
 
 
-def test_a_query_with_equal_scores_is_undecided() -> None:
+def test_a_query_with_equal_scores_is_undecided():
     """Two blocks of the same keys have the same scores: which is chosen is the toss of a coin."""
     _, inputs = drawn(DType.BFLOAT16, B=1)
     inputs.tensors["k"][:, 6:34] = inputs.tensors["k"][:, 6:7]  # of blocks 1 to 3
@@ -125,7 +111,7 @@ def test_a_query_with_equal_scores_is_undecided() -> None:
 
 
 @pytest.mark.parametrize("op", ["nsa_attention", "causal_attention"])
-def test_a_long_sequence_is_sampled_with_its_last_query(op: str) -> None:
+def test_a_long_sequence_is_sampled_with_its_last_query(op):
     _, inputs = drawn(DType.BFLOAT16, op=op, B=1, T=LONG)
     sampled = sample(ops.get(op), inputs)
     assert 200 <= len(sampled) <= 256
@@ -147,7 +133,7 @@ for tensor in (*inputs.tensors.values(), op.draw_grad(inputs, 5)):
 """
 
 
-def test_processes_that_share_nothing_draw_the_same_inputs_and_gradient() -> None:
+def test_processes_that_share_nothing_draw_the_same_inputs_and_gradient():
     """A worker and the checker may begin apart, and each draws for itself."""
     drawn = [subprocess.check_output([sys.executable, "-c", DRAW], text=True) for _ in range(2)]
     assert len(drawn[0].split()) == 5
@@ -156,9 +142,7 @@ def test_processes_that_share_nothing_draw_the_same_inputs_and_gradient() -> Non
 
 @pytest.mark.parametrize("op", ["nsa_attention", "causal_attention"])
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
-def test_gradients_of_queries_that_are_not_sampled_do_not_reach_the_others(
-    op: str, dtype: DType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_of_queries_that_are_not_sampled_do_not_reach_the_others(op, dtype, monkeypatch):
     """dk and dv of the sampled queries equal dk and dv of all queries, within the format's
     precision."""
     differentiated = ops.get(op)
@@ -180,7 +164,7 @@ def test_gradients_of_queries_that_are_not_sampled_do_not_reach_the_others(
     assert (some["q"][rows] - every["q"][rows]).abs().max() < 1e-15 * every["q"].abs().max()
 
 
-def test_the_work_is_that_of_the_branches() -> None:
+def test_the_work_is_that_of_the_branches():
     sizes = {"B": 2, "T": 4096, "HQ": 64, "H": 4, "D": 128}
     shape = OP.shape_model.model_validate(sizes)
     work = OP.work(shape, DType.BFLOAT16, "dense", 0)
@@ -195,7 +179,7 @@ def test_the_work_is_that_of_the_branches() -> None:
     assert step.flops == work.flops + backward.flops and step.bytes_min == backward.bytes_min
 
 
-def test_without_a_window_there_are_two_gates_and_the_work_of_two_branches() -> None:
+def test_without_a_window_there_are_two_gates_and_the_work_of_two_branches():
     shape, inputs = drawn(op=WITHOUT.name, T=44)
     assert inputs.tensors["gates"].shape == (2, 44, 4, 2)
     gradients = WITHOUT.gradients(inputs, WITHOUT.draw_grad(inputs, 1))
@@ -211,7 +195,7 @@ def test_without_a_window_there_are_two_gates_and_the_work_of_two_branches() -> 
 
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
-def test_scores_of_one_rounded_key_are_off_by_less_than_tells_them_apart(dtype: DType) -> None:
+def test_scores_of_one_rounded_key_are_off_by_less_than_tells_them_apart(dtype):
     """As kernels compute them: keys rounded to the format, and queries once they are scaled."""
     sizes = {"B": 1, "T": 2048, "HQ": 16, "H": 1, "D": 128, "Dv": 128}
     _, inputs = drawn(dtype, op=WITHOUT.name, **sizes, block_size=64, n_selected=16)
@@ -219,7 +203,7 @@ def test_scores_of_one_rounded_key_are_off_by_less_than_tells_them_apart(dtype: 
     keys, scale = k.double().unflatten(0, (-1, 64)).mean(1), inputs.options["sm_scale"]
     ended = torch.arange(keys.shape[0]) * 64 + 64 <= torch.arange(0, 2048, 4).unsqueeze(1) + 1
 
-    def scores(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def scores(q, keys):
         logits = (q.double() @ keys.mT).masked_fill(~ended.unsqueeze(1), float("-inf"))
         return logits.softmax(-1).nan_to_num(0.0).sum(1)
 
@@ -229,7 +213,7 @@ def test_scores_of_one_rounded_key_are_off_by_less_than_tells_them_apart(dtype: 
     assert off < RESOLVED[str(q.dtype)] * OF_ONE_KEY
 
 
-def test_sizes_that_do_not_fit_together_are_refused() -> None:
+def test_sizes_that_do_not_fit_together_are_refused():
     for op, wrong, size in (
         (OP.name, {"HQ": 3}, "HQ=3"),
         (OP.name, {"stride": 3}, "stride=3"),

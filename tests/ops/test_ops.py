@@ -1,10 +1,7 @@
 """The ops: oracles against a second, slower way to say the same, and what draws promise."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from hypothesis import strategies as st
 from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import Inputs, Op, Shape
+from nsabench.ops import Inputs
 
 CACHE = {"B": 2, "S": 75, "HQ": 4, "H": 2, "D": 16, "Dv": 8}
 SIZES = {
@@ -47,14 +44,14 @@ EVERY = [(name, d) for name in SIZES for d in ops.get(name).distributions if d !
 OF_KEYS = [(name, d) for name, d in EVERY if not name.startswith("nsa_")]
 
 
-def drawn(name: str, distribution: str, seed: int = 3) -> tuple[Op, Shape, Inputs]:
+def drawn(name, distribution, seed=3):
     op = ops.get(name)
     changes = CHANGES.get(distribution, {}) if name == "selection_blocks" else {}
     shape = op.shape_model.model_validate(SIZES[name] | changes)
     return op, shape, op.draw(shape, DType.FLOAT16, distribution, seed, "cpu")
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def attend(q, k, v, scale):
     """One head, one query, by the definition: no library softmax."""
     if not len(k):
         return torch.zeros(v.shape[1], dtype=torch.float64)
@@ -63,7 +60,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
     return torch.from_numpy(weights / weights.sum()) @ v.double()
 
 
-def place_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[Any, ...]:
+def place_of(name, inputs, index):
     """Where in k and v the keys of the query at this index of q lie."""
     t = inputs.tensors
     if name == "selection_rows":
@@ -86,11 +83,11 @@ def place_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[Any, ..
     return b, keys_of_a_sequence(name, inputs, index), head // (t["q"].shape[2] // t["k"].shape[2])
 
 
-def within(span: list[int], keys: int) -> tuple[int, int]:
+def within(span, keys):
     return max(span[0], 0), min(span[1], keys)
 
 
-def keys_of_a_sequence(name: str, inputs: Inputs, index: tuple[int, ...]) -> list[int]:
+def keys_of_a_sequence(name, inputs, index):
     t, options = inputs.tensors, inputs.options
     b, at, head = index
     starts = t.get("cu_seqlens", torch.tensor([0, t["q"].shape[1]])).tolist()
@@ -108,12 +105,12 @@ def keys_of_a_sequence(name: str, inputs: Inputs, index: tuple[int, ...]) -> lis
     return [i for i in range(begin, at + 1) if (i - begin) // block in blocks]
 
 
-def keys_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def keys_of(name, inputs, index):
     place = place_of(name, inputs, index)
     return inputs.tensors["k"][place], inputs.tensors["v"][place]
 
 
-def chosen_blocks(inputs: Inputs, b: int, h: int) -> set[int]:
+def chosen_blocks(inputs, b, h):
     """Return the blocks of a decode step that stand out, and those that are always selected."""
     k_cmp, sizes = inputs.tensors["k_cmp"][b, h].double(), inputs.options["sizes"]
     blocks = -(-inputs.tensors["k"].shape[2] // sizes.block_size)
@@ -121,7 +118,7 @@ def chosen_blocks(inputs: Inputs, b: int, h: int) -> set[int]:
     return {key * sizes.stride // sizes.block_size for key in loud} | {0, blocks - 2, blocks - 1}
 
 
-def decode_by_branches(inputs: Inputs, index: tuple[int, ...]) -> torch.Tensor:
+def decode_by_branches(inputs, index):
     """The gated sum of the branches, each by the definition."""
     t, sizes = inputs.tensors, inputs.options["sizes"]
     b, h = index[0], index[1] // (t["q"].shape[1] // t["k"].shape[1])
@@ -140,7 +137,7 @@ def decode_by_branches(inputs: Inputs, index: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "distribution"), OF_KEYS)
-def test_the_oracle_is_the_definition(name: str, distribution: str) -> None:
+def test_the_oracle_is_the_definition(name, distribution):
     op, _, inputs = drawn(name, distribution)
     out = op.oracle(inputs)
     q = inputs.tensors["q"]
@@ -156,7 +153,7 @@ def test_the_oracle_is_the_definition(name: str, distribution: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "distribution"), EVERY)
-def test_the_work_and_the_shapes_do_not_depend_on_the_seed(name: str, distribution: str) -> None:
+def test_the_work_and_the_shapes_do_not_depend_on_the_seed(name, distribution):
     """Values are exchanged between sets in place, and one time stands for all of them."""
     op, shape, first = drawn(name, distribution, 3)
     _, _, second = drawn(name, distribution, 4)
@@ -175,7 +172,7 @@ READ_WHOLE += ("causal_attention", "decode_dense", "decode_compressed")
 @pytest.mark.parametrize(
     ("name", "distribution"), [(n, d) for n, d in OF_KEYS if n != "decode_step"]
 )
-def test_work_counts_each_key_seen_and_each_touched_one_once(name: str, distribution: str) -> None:
+def test_work_counts_each_key_seen_and_each_touched_one_once(name, distribution):
     op, shape, inputs = drawn(name, distribution)
     t, indices = inputs.tensors, list(np.ndindex(*inputs.tensors["q"].shape[:-1]))
     work = op.work(shape, DType.FLOAT16, distribution, 3)
@@ -194,7 +191,7 @@ def test_work_counts_each_key_seen_and_each_touched_one_once(name: str, distribu
 FULL = ("disjoint", "touching", "overlapping", "unsorted", "mixed", "out_of_bounds")
 
 
-def draw_spans(distribution: str, seed: int, **sizes: int) -> tuple[Shape, list[list[list[int]]]]:
+def draw_spans(distribution, seed, **sizes):
     """Return spans [queries, n, 2] of one group."""
     op = ops.get("selection_ranges")
     shape = op.shape_model.model_validate({"B": 1, "G": 1, "H": 1, "D": 1, "Dv": 1, **sizes})
@@ -211,8 +208,8 @@ def draw_spans(distribution: str, seed: int, **sizes: int) -> tuple[Shape, list[
     seed=st.integers(0, 1000),
 )
 def test_spans_select_as_many_keys_as_asked_and_their_work_is_counted(
-    distribution: str, queries: int, count: int, selected: int, beyond: int, seed: int
-) -> None:
+    distribution, queries, count, selected, beyond, seed
+):
     keys = selected + beyond
     sizes = {"S": queries, "S_kv": keys, "n_spans": count, "L": selected}
     shape, spans = draw_spans(distribution, seed, **sizes)
@@ -225,7 +222,7 @@ def test_spans_select_as_many_keys_as_asked_and_their_work_is_counted(
     assert work.bytes_min == 4 * (queries + touched) + 4 * 2 * queries * count
 
 
-def test_the_work_of_many_keys_takes_little_memory() -> None:
+def test_the_work_of_many_keys_takes_little_memory():
     """65536 queries over 65536 keys: a mask of them would have 4 G entries."""
     op = ops.get("selection_ranges")
     sizes = {"B": 1, "S": 65536, "G": 1, "H": 4, "D": 64, "S_kv": 65536, "n_spans": 4, "L": 1024}
@@ -238,14 +235,14 @@ def test_the_work_of_many_keys_takes_little_memory() -> None:
     assert peak < 1 << 27
 
 
-def test_more_spans_than_a_host_can_hold_are_refused() -> None:
+def test_more_spans_than_a_host_can_hold_are_refused():
     sizes = {"B": 64, "S": 1 << 20, "G": 4, "H": 4, "D": 64, "S_kv": 64, "n_spans": 16, "L": 16}
     with pytest.raises(ValueError, match="n_spans"):
         ops.get("selection_ranges").shape_model.model_validate(sizes)
 
 
-def test_spans_are_what_their_name_says() -> None:
-    def spans(distribution: str) -> np.ndarray:
+def test_spans_are_what_their_name_says():
+    def spans(distribution):
         sizes = {"S": 64, "S_kv": 100, "n_spans": 4, "L": 32}
         return np.array(draw_spans(distribution, 1, **sizes)[1])
 
@@ -258,7 +255,7 @@ def test_spans_are_what_their_name_says() -> None:
     assert len({int((s[:, 1] > s[:, 0]).sum()) for s in spans("mixed")}) > 1
 
 
-def test_large_logits_are_large() -> None:
+def test_large_logits_are_large():
     _, _, inputs = drawn("selection_rows", "large_logits")
     q, k = inputs.tensors["q"].double(), inputs.tensors["k"].double()
     logits = q @ k.mT * inputs.options["sm_scale"]
@@ -269,7 +266,7 @@ BACKWARD = [(n, d) for n, d in OF_KEYS if Direction.BACKWARD in ops.get(n).direc
 
 
 @pytest.mark.parametrize(("name", "distribution"), BACKWARD)
-def test_the_gradients_are_those_of_the_definition(name: str, distribution: str) -> None:
+def test_the_gradients_are_those_of_the_definition(name, distribution):
     """Against autograd through one softmax a query, over the keys it selects."""
     op, _, inputs = drawn(name, distribution)
     leaves = {
@@ -292,14 +289,14 @@ def test_the_gradients_are_those_of_the_definition(name: str, distribution: str)
         torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-9)
 
 
-def blocks(distribution: str, **sizes: int) -> tuple[Shape, Inputs]:
+def blocks(distribution, **sizes):
     op = ops.get("selection_blocks")
     shape = op.shape_model.model_validate({**SIZES["selection_blocks"], **sizes})
     return shape, op.draw(shape, DType.FLOAT16, distribution, 3, "cpu")
 
 
 @pytest.mark.parametrize("distribution", ["random", "local", "packed"])
-def test_blocks_are_chosen_once_among_the_visible_and_the_forced_are_there(distribution) -> None:
+def test_blocks_are_chosen_once_among_the_visible_and_the_forced_are_there(distribution):
     _, inputs = blocks(distribution, B=1, T=2000, S=7)
     cu_seqlens = inputs.tensors.get("cu_seqlens", torch.tensor([0, 2000])).tolist()
     lengths = [end - start for start, end in itertools.pairwise(cu_seqlens)]
@@ -317,11 +314,11 @@ def test_blocks_are_chosen_once_among_the_visible_and_the_forced_are_there(distr
     assert absent.all()
 
 
-def test_what_tells_the_distributions_of_blocks_apart() -> None:
-    def chosen(distribution: str) -> np.ndarray:
+def test_what_tells_the_distributions_of_blocks_apart():
+    def chosen(distribution):
         return blocks(distribution, B=1, T=4096, S=8)[1].tensors["block_indices"][0, :, 0].numpy()
 
-    def agree(found: np.ndarray) -> float:
+    def agree(found):
         """How much of a query's choice its neighbour shares."""
         pairs = itertools.pairwise(found[2000:3001])
         return float(np.mean([len({*a} & {*b}) / 8 for a, b in pairs]))
@@ -336,7 +333,7 @@ def test_what_tells_the_distributions_of_blocks_apart() -> None:
     ("distribution", "said"),
     [("dense", "S is 4"), ("packed", "B is 2")],
 )
-def test_dense_needs_room_and_packed_one_row(distribution: str, said: str) -> None:
+def test_dense_needs_room_and_packed_one_row(distribution, said):
     op = ops.get("selection_blocks")
     shape = op.shape_model.model_validate(SIZES["selection_blocks"])
     with pytest.raises(UsageError, match=said):
@@ -345,22 +342,22 @@ def test_dense_needs_room_and_packed_one_row(distribution: str, said: str) -> No
         op.work(shape, DType.FLOAT16, distribution, 3)
 
 
-def test_packed_sequences_are_unequal_and_one_is_a_single_token() -> None:
+def test_packed_sequences_are_unequal_and_one_is_a_single_token():
     _, _, inputs = drawn("sliding_window", "packed")
     lengths = inputs.tensors["cu_seqlens"].diff().tolist()
     assert sum(lengths) == 3 * 13 and min(lengths) == 1 and len(set(lengths)) == 3
 
 
 @pytest.mark.parametrize(("S", "reads"), [(128, 7 + 128 + 128), (131072, 8191 + 1024 + 512)])
-def test_a_decode_step_reads_what_the_paper_says(S: int, reads: int) -> None:
+def test_a_decode_step_reads_what_the_paper_says(S, reads):
     """num_cmp(S) + n * l' + min(w, S), no more blocks than there are."""
     sizes = {"B": 1, "S": S, "HQ": 16, "H": 1, "D": 64, "block": 32, "stride": 16}
     sizes |= {"block_size": 64, "n_selected": 16, "window": 512}
     shape = ops.get("decode_step").shape_model.model_validate(sizes)
-    assert shape.reads == reads  # type: ignore[attr-defined]
+    assert shape.reads == reads
 
 
-def test_a_decode_step_computes_what_its_branches_do() -> None:
+def test_a_decode_step_computes_what_its_branches_do():
     names = ("decode_step", "decode_compressed", "decode_selected", "decode_window", "decode_dense")
     step, *branches, dense = (
         drawn(name, "random")[0].work(drawn(name, "random")[1], DType.FLOAT16, "random", 3).flops
@@ -373,7 +370,7 @@ def test_a_decode_step_computes_what_its_branches_do() -> None:
     ("S", "n_selected", "window"),
     [(130, 4, 32), (130, 16, 32), (500, 4, 5), (500, 4, 200), (500, 8, 500), (500, 40, 900)],
 )
-def test_a_decode_step_reads_a_token_once_that_two_branches_need(S, n_selected, window) -> None:
+def test_a_decode_step_reads_a_token_once_that_two_branches_need(S, n_selected, window):
     """Chosen blocks, wherever they are, and the window: the exact union of their tokens."""
     op = ops.get("decode_step")
     sizes = {"B": 3, "S": S, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 8, "stride": 4}

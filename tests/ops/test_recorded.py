@@ -1,12 +1,9 @@
 """A model learns, its layers' choices of blocks are recorded, and a case draws them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ import pytest
 from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import DType
-from nsabench.ops._block_choices import Recording, read_recording, unpack_recording
+from nsabench.ops._block_choices import read_recording, unpack_recording
 from tools import recordings
 
 BLOCK, SLOTS, HEADS, TOKENS = 16, 5, 3, 400
@@ -29,7 +26,7 @@ main("60", {file!r}, sizes, 2)
 """
 
 
-def draw(distribution: str, seed: int, **sizes: int) -> np.ndarray:
+def draw(distribution, seed, **sizes):
     """Return block_indices [heads, T, S]."""
     shape = OP.shape_model.model_validate({"B": 1, "D": 16, **sizes})
     inputs = OP.draw(shape, DType.FLOAT16, distribution, seed, "cpu")
@@ -37,16 +34,16 @@ def draw(distribution: str, seed: int, **sizes: int) -> np.ndarray:
 
 
 @pytest.fixture
-def selection() -> np.ndarray:
+def selection():
     return draw("local", 3, T=TOKENS, HQ=HEADS, H=HEADS, S=SLOTS, block_size=BLOCK)
 
 
 @pytest.fixture
-def recording(selection: np.ndarray) -> Recording:
+def recording(selection):
     return recordings.of_selection(selection, BLOCK, "by hand")
 
 
-def test_a_recording_is_read_as_it_was_written(recording: Recording) -> None:
+def test_a_recording_is_read_as_it_was_written(recording):
     unpacked = unpack_recording(recordings.pack(recording))
     assert (unpacked.block, unpacked.slots, unpacked.made) == (BLOCK, SLOTS, "by hand")
     assert (unpacked.chosen == recording.chosen).all()
@@ -55,19 +52,19 @@ def test_a_recording_is_read_as_it_was_written(recording: Recording) -> None:
 @pytest.mark.parametrize(
     "other", [{"T": 16448}, {"S": 15}, {"block_size": 32}], ids=["tokens", "slots", "block"]
 )
-def test_sizes_that_were_not_recorded_are_refused(other: dict[str, int]) -> None:
+def test_sizes_that_were_not_recorded_are_refused(other):
     with pytest.raises(UsageError, match="16 blocks of 64 keys"):
         draw("recorded", 0, **{"T": 4096, "HQ": 2, "H": 2, "S": 16, "block_size": 64, **other})
 
 
-def test_a_row_without_its_forced_blocks_is_no_recording(selection: np.ndarray) -> None:
+def test_a_row_without_its_forced_blocks_is_no_recording(selection):
     other = selection.copy()
     other[1, 350] = [3, 4, 5, 6, 7]
     with pytest.raises(ValueError, match="different blocks"):
         recordings.of_selection(other, BLOCK, "")
 
 
-def test_a_model_is_trained_and_recorded(tmp_path: Path) -> None:
+def test_a_model_is_trained_and_recorded(tmp_path):
     file = tmp_path / "recorded.xz"
     done = subprocess.run(
         [sys.executable, "-c", SMALL.format(file=str(file))],
@@ -84,7 +81,7 @@ def test_a_model_is_trained_and_recorded(tmp_path: Path) -> None:
     assert "2 steps of 1 x 96 bytes of the library of Python" in made.made
 
 
-def test_what_is_drawn_is_what_was_recorded() -> None:
+def test_what_is_drawn_is_what_was_recorded():
     """Heads are taken in a circle from one that the seed chooses."""
     shipped, tokens = read_recording(), 2048
     assert shipped.chosen.shape[:2] == (8, 16384)

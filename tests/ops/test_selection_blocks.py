@@ -1,26 +1,23 @@
 """The oracle of selection_blocks against a mask over all keys."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from nsabench import ops
 from nsabench.model.vocabulary import DType
-from nsabench.ops import Inputs, selection_blocks
+from nsabench.ops import selection_blocks
 
 OP = ops.get("selection_blocks")
 HEADS = {"HQ": 8, "H": 2, "D": 32}
 
 
-def drawn(distribution: str = "random", **sizes: int) -> Inputs:
+def drawn(distribution="random", **sizes):
     shape = OP.shape_model.model_validate({"B": 1, **HEADS, **sizes})
     return OP.draw(shape, DType.FLOAT32, distribution, 3, "cpu")
 
 
-def by_mask(inputs: Inputs, causal: bool) -> tuple[Tensor, list[Tensor]]:
+def by_mask(inputs, causal):
     """Return the output, and the float64 q, k and v that it was computed from."""
     t, size = inputs.tensors, inputs.options["block_size"]
     leaves = [t[name].double().requires_grad_() for name in ("q", "k", "v")]
@@ -42,9 +39,7 @@ def by_mask(inputs: Inputs, causal: bool) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("chunk", [1, 1 << 16, 1 << 26])
 @pytest.mark.parametrize("distribution", ["random", "packed", "repeated"])
-def test_any_choice_of_blocks_is_attended_to(
-    distribution: str, chunk: int, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_choice_of_blocks_is_attended_to(distribution, chunk, causal, monkeypatch):
     """Blocks behind the query, blocks that are nowhere, and however few queries at a time."""
     monkeypatch.setattr(selection_blocks, "CHUNK_ELEMENTS", chunk)
     inputs = drawn(distribution, T=77, S=5, Dv=5, block_size=16)
@@ -61,14 +56,14 @@ def test_any_choice_of_blocks_is_attended_to(
         torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
 
 
-def test_queries_without_keys_have_zeros_where_nobody_has_one() -> None:
+def test_queries_without_keys_have_zeros_where_nobody_has_one():
     inputs = drawn(T=40, S=2)
     inputs.tensors["block_indices"].fill_(-1)
     assert not OP.oracle(inputs).any()
     assert not any(x.any() for x in OP.gradients(inputs, OP.draw_grad(inputs, 5)).values())
 
 
-def test_a_query_with_all_its_weight_on_one_key_has_no_gradient() -> None:
+def test_a_query_with_all_its_weight_on_one_key_has_no_gradient():
     """The gradient is exactly zero: a typical row of pure noise cannot be a reference for other
     rows."""
     inputs = drawn(T=200, S=3)
@@ -82,7 +77,7 @@ def test_a_query_with_all_its_weight_on_one_key_has_no_gradient() -> None:
     assert not grads["q"].any() and not grads["k"].any() and grads["v"].any()
 
 
-def test_keys_that_nobody_chose_are_not_read() -> None:
+def test_keys_that_nobody_chose_are_not_read():
     inputs = drawn(T=130, S=2)
     inputs.tensors["block_indices"].clamp_(max=1)  # the last block has two keys
     wanted = OP.oracle(inputs)

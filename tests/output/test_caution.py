@@ -1,7 +1,6 @@
 """Wherever a ratio stands that says what a mask costs, it says so."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -17,13 +16,13 @@ IN_HALF = f"{NO_SPECIALISED} in 8 of 16"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     other = replace(GENERAL, run_id="20260102T000000Z-abc124", seed=1)
     return [make_run(folder / "first", GENERAL), make_run(folder / "second", other)]
 
 
-def test_a_comparison(runs: list[Path]) -> None:
+def test_a_comparison(runs):
     comparison = compare(read(runs))
     console = Console(width=200, record=True)
     console.print(document.render(comparison))
@@ -34,7 +33,7 @@ def test_a_comparison(runs: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(("device", "said"), [(1.5, False), (4.0, True)])
-def test_the_legend_of_a_report(tmp_path: Path, device: float, said: bool) -> None:
+def test_the_legend_of_a_report(tmp_path, device, said):
     """It explains the mark of cells, which are of one regime."""
     made = Made(kind=Kind.GENERAL, ratio=lambda _: device, queue_ratio=lambda _: 4.0)
     facts = Facts.read(make_run(tmp_path / "run", made))

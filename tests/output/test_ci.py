@@ -1,6 +1,5 @@
 """Output of runs for a CI system."""
 
-from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 from nsabench.output import ci
@@ -10,7 +9,7 @@ from tests.output.report.conftest import make_run as make_nasty_run
 from tests.runs import Made, make_run
 
 
-def test_a_test_a_record_and_as_many_failures_as_the_run_has(tmp_path: Path) -> None:
+def test_a_test_a_record_and_as_many_failures_as_the_run_has(tmp_path):
     facts = Facts.read(make_nasty_run(tmp_path / "run"))
     results, suites = facts.results, ci.list_suites(facts.plan, facts.results)
     tests = [test for suite in suites.values() for test in suite]
@@ -25,20 +24,20 @@ def test_a_test_a_record_and_as_many_failures_as_the_run_has(tmp_path: Path) -> 
     assert all(HOSTILE in message for message in messages), "it is text, and whole"
 
 
-def test_what_xml_cannot_hold_is_written_out(tmp_path: Path) -> None:
+def test_what_xml_cannot_hold_is_written_out(tmp_path):
     test = ci.Test("a", "b", failed="nul \x00 escape \x1b[31m", kind="crashed")
     suite = Xml.parse(ci.write_junit({"x": [test]}, tmp_path / "j.xml")).getroot()[0]
     assert suite[0][0].get("message") == r"nul \x00 escape \x1b[31m"
 
 
-def test_a_control_that_got_away_fails(tmp_path: Path) -> None:
+def test_a_control_that_got_away_fails(tmp_path):
     facts = Facts.read(make_run(tmp_path / "run", Made(control_caught=False)))
     suites = ci.list_suites(facts.plan, facts.results)
     assert {t.kind for tests in suites.values() for t in tests if t.failed} == {"missed"}
     assert not any(test.failed for test in suites["candidates"])
 
 
-def test_candidates_have_times_and_controls_a_suite_of_their_own(tmp_path: Path) -> None:
+def test_candidates_have_times_and_controls_a_suite_of_their_own(tmp_path):
     facts = Facts.read(make_run(tmp_path / "run", Made(ratio=lambda length: 2.0)))
     path = ci.write_junit(ci.list_suites(facts.plan, facts.results), tmp_path / "j.xml")
     first, *_, last = Xml.parse(path).getroot()

@@ -5,9 +5,6 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -46,7 +43,7 @@ INVISIBLE = re.compile(
 )
 
 
-def texts_in(data: Any) -> Iterator[tuple[Any, Any]]:
+def texts_in(data):
     """Yield the container and the key of each text in JSON data."""
     for key, value in list(data.items() if isinstance(data, dict) else enumerate(data)):
         if isinstance(value, str):
@@ -56,8 +53,8 @@ def texts_in(data: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def fill(folder: Path, seed: int) -> Path:
+def hostile(tmp_path_factory):
+    def fill(folder, seed):
         made = Made(
             seed=seed,
             implementations=(ALL,),
@@ -111,13 +108,13 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fill(parent / "run", 0)
 
 
-def finished(folder: Path) -> Finished:
+def finished(folder):
     run = RunFolder(folder)
     [part] = run.parts()
     return Finished(run, part.plan, assemble(part.plan.run_id, [part]), 1.0, 0.5)
 
 
-def printed(show: Callable[[_Console], object]) -> str:
+def printed(show):
     console = terminal.console()
     assert isinstance(console, _Console)
     with console.capture() as capture:
@@ -125,30 +122,30 @@ def printed(show: Callable[[_Console], object]) -> str:
     return capture.get()
 
 
-def comparison(folder: Path) -> compare.RunComparison:
+def comparison(folder):
     return compare.compare(compare.read([folder, folder.parent / "other"]))
 
 
-def on_terminal(folder: Path) -> str:
+def on_terminal(folder):
     return printed(lambda console: terminal.print_summary(finished(folder), console))
 
 
-def compared_on_terminal(folder: Path) -> str:
+def compared_on_terminal(folder):
     return printed(lambda console: console.print(document.render(comparison(folder))))
 
 
-def as_markdown(folder: Path) -> str:
+def as_markdown(folder):
     return "\n".join(
         (markdown_of(report.Facts.read(folder)), document.to_markdown(comparison(folder)))
     )
 
 
-def pages(folder: Path) -> str:
+def pages(folder):
     return page.render(report.Facts.read(folder))
 
 
 @pytest.mark.parametrize("render", [on_terminal, compared_on_terminal, as_markdown])
-def test_nothing_is_obeyed(hostile: Path, render: Callable[[Path], str]) -> None:
+def test_nothing_is_obeyed(hostile, render):
     text = render(hostile)
     found = INVISIBLE.search(text)
     assert found is None, repr(text[max(found.start() - 60, 0) : found.end() + 20])
@@ -156,7 +153,7 @@ def test_nothing_is_obeyed(hostile: Path, render: Callable[[Path], str]) -> None
     assert "😃" not in text and "❌" not in text, "rich makes pictures of :smiley: and :x:"
 
 
-def test_a_page_shows_text_only(hostile: Path) -> None:
+def test_a_page_shows_text_only(hostile):
     pytest.importorskip("vl_convert")
     html = pages(hostile)
     # The bundle of scripts is ours, and may hold any character.
@@ -172,7 +169,7 @@ def test_a_page_shows_text_only(hostile: Path) -> None:
         assert not any(INVISIBLE.search(text) for text in texts)
 
 
-def test_in_markdown_nothing_is_live(hostile: Path) -> None:
+def test_in_markdown_nothing_is_live(hostile):
     text = as_markdown(hostile)
     unfenced = re.sub(r"(?ms)^(`{3,}).*?^\1", "", text)
     unescaped = re.sub(r"\\[^\w\s]", "", unfenced)  # what is escaped is not obeyed
@@ -182,7 +179,7 @@ def test_in_markdown_nothing_is_live(hostile: Path) -> None:
 
 
 @pytest.mark.parametrize("text", CORPUS)
-def test_each_kind(text: str) -> None:
+def test_each_kind(text):
     for render in (shown, markdown, code):
         assert not INVISIBLE.search(render(text)), render
     assert shown(shown(text)) == shown(text), "what is shown is shown as it is"
@@ -190,7 +187,7 @@ def test_each_kind(text: str) -> None:
     assert "\n" not in markdown(text) + code(text) + shown(text)
 
 
-def test_words_that_are_only_words() -> None:
+def test_words_that_are_only_words():
     # CommonMark makes no emphasis within a word.
     assert markdown("_a_ b_") == r"\_a\_ b\_"
     for word in ("日本語", "naïve é", "✅ ok", "C:\\path", "torch 2.11.0+cu130 · 1.2×"):

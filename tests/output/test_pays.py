@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -27,7 +26,7 @@ timing: {warmup_s: 0.005, stopping: {kind: fixed_count, rounds: 8}}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def run(tmp_path_factory):
     """A run with an alternative, on this CPU, and what the terminal said of it."""
     folder = tmp_path_factory.mktemp("pays")
     (folder / "m.yaml").write_text(MATRIX)
@@ -37,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "run", done.output
 
 
-def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
+def test_every_place_says_the_same(run):
     folder, terminal = run
     in_queue, on_device = decided = break_even.decide(read_records(folder))
     assert (in_queue.regime, on_device.regime) == (Regime.QUEUE, Regime.DEVICE)
@@ -56,7 +55,7 @@ def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     assert all(d.summary.split(":")[0] in text for d in decided)
 
 
-def test_both_are_drawn() -> None:
+def test_both_are_drawn():
     rows = []
     for r in ladder({4096: 0.5, 16384: 2.0}):
         times = {4096: (2.0, 1.0), 16384: (4.0, 8.0)}[r.length]
@@ -70,7 +69,7 @@ def test_both_are_drawn() -> None:
     assert "<title>best alternative, 4096: 1 ms</title>" in drawn
 
 
-def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:
+def test_a_chart_of_the_queue_is_of_calls_that_are_queued():
     rows = [
         with_comparison(
             r, Regime.QUEUE, median_ms=r.length / 1e3 if r.role is Role.CANDIDATE else 6.0
@@ -87,7 +86,7 @@ def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:
     assert "a call by its kernels alone" in on_device.caption
 
 
-def test_the_command_says_it_to_programs_too(run: tuple[Path, str]) -> None:
+def test_the_command_says_it_to_programs_too(run):
     folder, _ = run
     asked = CliRunner().invoke(ask, [str(folder)])
     assert asked.exit_code == 0, asked.output

@@ -1,7 +1,5 @@
 """A torch and a Triton that do not belong together are marked wherever they are named."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -24,7 +22,7 @@ OTHER = Made(torch="2.13.0", triton="3.6.0")
 
 
 @pytest.fixture(scope="module")
-def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def signed(tmp_path_factory):
     run = make_run(tmp_path_factory.mktemp("unpaired") / "run", OTHER)
     seal(run, SIGNER)
     return run
@@ -40,11 +38,11 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("9.9.0", "3.6.0", ""),
     ],
 )
-def test_one_place_says_it(torch: str | None, triton: str | None, said: str) -> None:
+def test_one_place_says_it(torch, triton, said):
     assert describe_mismatch(torch, triton) == said
 
 
-def test_a_run(signed: Path) -> None:
+def test_a_run(signed):
     [decision] = Facts.read(signed).decisions
     assert decision.versions == f"torch 2.13.0, triton 3.6.0, CUDA 13.0 ({SAID})"
     [written] = yaml.safe_load(thresholds_yaml.as_yaml([decision]))["decisions"]
@@ -53,7 +51,7 @@ def test_a_run(signed: Path) -> None:
     assert found.broken is None and found.details["environment"].endswith(f"; {SAID}")
 
 
-def test_an_archive_and_its_site(signed: Path, tmp_path: Path) -> None:
+def test_an_archive_and_its_site(signed, tmp_path):
     archive = Archive(str(tmp_path / "archive"), create=True)
     archive.add(signed)
     listed = CliRunner().invoke(archive_command, ["verify", archive.store.location])
@@ -67,10 +65,10 @@ def test_an_archive_and_its_site(signed: Path, tmp_path: Path) -> None:
     assert SAID in of_run
 
 
-def test_a_preflight() -> None:
+def test_a_preflight():
     words = ("op", "implementation", "kernel", "signature", "constants", "options", "example")
 
-    def launch(triton: str) -> CompiledLaunch:
+    def launch(triton):
         return CompiledLaunch(
             triton=triton,
             torch="2.13.0",
@@ -78,7 +76,7 @@ def test_a_preflight() -> None:
             cases=1,
             status="ok",
             reason="",
-            **dict.fromkeys(words, "x"),  # type: ignore[arg-type]
+            **dict.fromkeys(words, "x"),
         )
 
     console = Console(width=120, record=True)

@@ -1,13 +1,9 @@
 """Preflight on the shipped kernels, and on kernels that fail in every way."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +13,6 @@ from nsabench.channel import Step
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment.pairs import PAIRS
-from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import run, targets
 from nsabench.preflight.launch import Build, Built, CompiledLaunch, RecordedLaunches, RecordLaunches
@@ -37,9 +32,7 @@ axes: {N: [4, 512], H: 4, D: 64, L: 77}
 """
 
 
-def preflight(
-    folder: Path, matrix: str, architectures: str, *options: object
-) -> tuple[int, list[dict[str, Any]], str]:
+def preflight(folder, matrix, architectures, *options):
     """Return the exit code, the rows of the table in `folder`, and the printed text."""
     file, out = folder / "matrix.yaml", folder / "preflight.parquet"
     file.write_text(matrix)
@@ -55,7 +48,7 @@ def preflight(
     return done.returncode, rows, done.stdout + done.stderr
 
 
-def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
     code, rows, text = preflight(tmp_path, MATRIX, "sm_89,sm_90")
     assert code == 0, text
     assert {r["architecture"] for r in rows} == {"sm_89", "sm_90"}
@@ -68,7 +61,7 @@ def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) 
     assert "rows_group_kernel" in text
 
 
-def test_cases_that_once_ended_the_compiler_compile(tmp_path: Path) -> None:
+def test_cases_that_once_ended_the_compiler_compile(tmp_path):
     """ptxas crashed over loops without a step, which a constant of one key leaves. Operators of
     torch called themselves without end on tensors of a large backward, which have no memory."""
     matrix = (
@@ -86,14 +79,14 @@ def test_cases_that_once_ended_the_compiler_compile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["", pytest.param("3.1.0", marks=pytest.mark.full)])
-def test_each_kind_of_failure_has_a_status(tmp_path: Path, version: str) -> None:
+def test_each_kind_of_failure_has_a_status(tmp_path, version):
     options = ["--triton", version] if version else []
     code, rows, text = preflight(tmp_path, MATRIX, "sm_89", "--kernels", HOSTILE, *options)
     if version and code == 3 and "installing Triton" in text:
         pytest.skip(f"no package index to take Triton {version} from")
     assert code == 1
     assert {r["triton"] for r in rows} == {version or targets.installed_triton()}
-    found: dict[str, list[dict[str, Any]]] = {}
+    found = {}
     for row in rows:
         found.setdefault(row["implementation"], []).append(row)
     assert "rows_group" not in found, "with --kernels only that file is compiled"
@@ -112,7 +105,7 @@ def test_each_kind_of_failure_has_a_status(tmp_path: Path, version: str) -> None
     }, "every autotune configuration, of an implementation that reads values of its inputs"
 
 
-def test_kernels_of_another_compiler(tmp_path: Path) -> None:
+def test_kernels_of_another_compiler(tmp_path):
     code, rows, text = preflight(tmp_path, MATRIX, "sm_89,sm_90", "--kernels", OWN_COMPILER)
     assert code == 1, text
     found = {(r["architecture"], r["implementation"], r["constants"]): r for r in rows}
@@ -135,7 +128,7 @@ def test_kernels_of_another_compiler(tmp_path: Path) -> None:
     assert "elsewhere" not in {name for _, name, _ in found}
 
 
-def test_operators_and_their_backward(tmp_path: Path) -> None:
+def test_operators_and_their_backward(tmp_path):
     matrix = (
         "op: selection_ranges\n"
         "axes: {direction: [forward, backward], dtype: float16, B: 1, S: 4, G: 2, H: 2, D: 64,"
@@ -155,25 +148,23 @@ def test_operators_and_their_backward(tmp_path: Path) -> None:
     assert "no backward" in found["forward_only", ""]["reason"]
 
 
-def test_nothing_to_compile_is_an_error(tmp_path: Path) -> None:
+def test_nothing_to_compile_is_an_error(tmp_path):
     matrix = "op: selection_varlen\naxes: {N: 2, H: 2, D: 64, L: 16}\n"
     code, rows, _ = preflight(tmp_path, matrix, "sm_89", "--kernels", HOSTILE)
     assert (code, rows) == (2, [])
 
 
-def test_only_changed_kernels_are_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_changed_kernels_are_compiled_again(tmp_path, monkeypatch):
     monkeypatch.setenv(targets.CACHE_VARIABLE, str(tmp_path / "cache"))
     kernels = tmp_path / "mine.py"
 
-    def compile_kernels(source: str) -> list[int]:
+    def compile_kernels(source):
         kernels.write_text(source)
         code, rows, text = preflight(tmp_path, MATRIX, "sm_90", "--kernels", kernels)
         assert code == 0 and len(rows) == 2, text
         return sorted(row["cubin_bytes"] for row in rows)
 
-    def cubins() -> dict[Path, int]:
+    def cubins():
         paths = (tmp_path / "cache" / "preflight").rglob("*.cubin")
         return {path: path.stat().st_mtime_ns for path in paths}
 
@@ -187,9 +178,7 @@ def test_only_changed_kernels_are_compiled_again(
     assert kept.items() <= cubins().items() and len(cubins()) == 3
 
 
-def test_an_interrupt_ends_a_busy_compiler_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_ends_a_busy_compiler_at_once(tmp_path, monkeypatch):
     matrix, out, begun = tmp_path / "m.yaml", tmp_path / "p.parquet", tmp_path / "begun"
     matrix.write_text(MATRIX)
     monkeypatch.setenv("NSABENCH_TEST_BEGUN", str(begun))
@@ -210,9 +199,7 @@ def test_an_interrupt_ends_a_busy_compiler_at_once(
     assert not out.exists()
 
 
-def test_an_unwritable_table_is_refused_before_anything_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_table_is_refused_before_anything_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv(targets.CACHE_VARIABLE, str(tmp_path / "cache"))
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "p.parquet"
@@ -222,21 +209,19 @@ def test_an_unwritable_table_is_refused_before_anything_is_compiled(
 
 
 @pytest.mark.parametrize(("option", "value"), [("--arch", "sm_88"), ("--triton", "3.3.0")])
-def test_unknown_targets_are_usage_errors(tmp_path: Path, option: str, value: str) -> None:
+def test_unknown_targets_are_usage_errors(tmp_path, option, value):
     out = str(tmp_path / "p.parquet")
     done = CliRunner().invoke(group, ["preflight", option, value, "--out", out])
     assert isinstance(done.exception, UsageError) and value in str(done.exception)
 
 
-def test_every_triton_of_a_pair_is_locked_with_hashes() -> None:
+def test_every_triton_of_a_pair_is_locked_with_hashes():
     assert {pair.triton for pair in PAIRS} == set(targets.locked_tritons())
     assert all("--hash=sha256:" in text for text in targets.locked_tritons().values())
     assert targets.parse_tritons("3.9.0, 3.1.0,3.9.0") == ["3.9.0", "3.1.0"]
 
 
-def test_a_wheel_with_another_hash_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_with_another_hash_is_not_installed(tmp_path, monkeypatch):
     wrong = f"six==1.17.0 \\\n    --hash=sha256:{'0' * 64}\n"
     monkeypatch.setattr(targets, "locked_tritons", lambda: {"1.17.0": wrong})
     monkeypatch.setenv(targets.CACHE_VARIABLE, str(tmp_path))
@@ -245,7 +230,7 @@ def test_a_wheel_with_another_hash_is_not_installed(
     assert not list((tmp_path / "triton").glob("[0-9]*"))
 
 
-def test_architectures_that_a_triton_supports() -> None:
+def test_architectures_that_a_triton_supports():
     assert targets.is_supported("3.0.0", "sm_90") and targets.is_supported("3.9.0", "sm_120")
     assert not targets.is_supported("3.1.0", "sm_100")
     assert not targets.is_supported("2.3.1", "sm_80")
@@ -253,9 +238,7 @@ def test_architectures_that_a_triton_supports() -> None:
         targets.parse_architectures("sm_1")
 
 
-def test_an_architecture_that_a_triton_does_not_know_is_unsupported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_architecture_that_a_triton_does_not_know_is_unsupported(tmp_path, monkeypatch):
     monkeypatch.setattr(targets, "install_triton", lambda version: tmp_path)
     monkeypatch.setattr(run, "WarmProcess", lambda _: pytest.fail("it compiles"))
     given = {"architectures": [ARCHITECTURES["sm_100"]], "versions": ["3.1.0"]}
@@ -264,7 +247,7 @@ def test_an_architecture_that_a_triton_does_not_know_is_unsupported(
     assert "3.1.0" in row.reason and "sm_100" in row.reason
 
 
-def launch(key: str) -> CompiledLaunch:
+def launch(key):
     names = {"op": "selection_rows", "implementation": "mine", "kernel": "k"}
     versions = {"triton": "3.7.1", "torch": "2.13.0", "architecture": "sm_90"}
     return CompiledLaunch(key=key, **names, **versions)
@@ -275,11 +258,11 @@ class LostTwice:
 
     made = 0
 
-    def __init__(self, program: object) -> None:
+    def __init__(self, program):
         LostTwice.made += 1
         self.number, self.log = LostTwice.made, Printed()
 
-    def ask(self, request: Message, expected: type, limit_s: float, *_: object) -> Message:
+    def ask(self, request, expected, limit_s, *_):
         if self.number == 2:
             raise WorkerLost(timed_out(Step(phase="start"), limit_s))
         if isinstance(request, RecordLaunches):
@@ -289,29 +272,29 @@ class LostTwice:
             raise WorkerLost(timed_out(Step(phase="build"), limit_s))
         return Built(launch=request.launch)
 
-    def kill(self) -> None: ...
+    def kill(self): ...
 
-    def stop(self) -> None: ...
+    def stop(self): ...
 
 
 @pytest.fixture
-def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def lost_twice(monkeypatch):
     monkeypatch.setattr("nsabench.running.process.Process", LostTwice)
     monkeypatch.setattr(LostTwice, "made", 0)
 
 
-def compiler(done: Callable[[CompiledLaunch], None] = lambda row: None) -> run.Compiler:
+def compiler(done=lambda row: None):
     task = run.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
     return run.Compiler(task, [], done)
 
 
 @pytest.mark.usefixtures("lost_twice")
-def test_a_worker_lost_while_it_records_again_costs_one_launch() -> None:
+def test_a_worker_lost_while_it_records_again_costs_one_launch():
     rows = compiler().run([])
     assert [c.status for c in rows] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
 
 
 @pytest.mark.usefixtures("lost_twice")
-def test_a_compiler_that_is_stopped_compiles_no_more() -> None:
+def test_a_compiler_that_is_stopped_compiles_no_more():
     stopped = compiler(lambda row: stopped.stop())
     assert [c.status for c in stopped.run([])] == [Status.OK]

@@ -3,8 +3,6 @@
 As a program, it prints that number for each kernel, and the alignments of the kernels' lists.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,10 +20,10 @@ SIZES = {"B": 1, "HQ": 16, "H": 1, "D": 128, "Dv": 128, "block": 32, "stride": 1
 SIZES |= {"block_size": 64, "n_selected": 16, "window": 512}
 
 
-def main() -> None:
+def main():
     (item,) = [i for i in registry.load() if (i.op, i.name) == ("nsa_attention", "nsa")]
-    variants: dict[str, set[str]] = defaultdict(set)
-    alignments: set[int] = set()
+    variants = defaultdict(set)
+    alignments = set()
     for length in LENGTHS:
         sizes = SIZES | {"T": length}
         case = a_case("nsa_attention", sizes, dtype=DType.BFLOAT16, direction="backward")
@@ -36,7 +34,7 @@ def main() -> None:
     print(json.dumps([{name: len(keys) for name, keys in variants.items()}, sorted(alignments)]))
 
 
-def test_block_selection_compiles_once_for_all_lengths() -> None:
+def test_block_selection_compiles_once_for_all_lengths():
     """Lists begin at any address. A variant for each alignment would make up to eight of them."""
     # Launches are recorded, which the interpreter does not do.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

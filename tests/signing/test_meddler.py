@@ -1,17 +1,13 @@
 """A kernel that alters the files of its own run, in a real run: it cannot, and where nothing holds
 it, what it altered is not signed."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.signing.signer import RUN_KEY
-from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.signing.test_secrecy import ONE
 from tests.worker.test_sandbox import needs_landlock
@@ -46,9 +42,7 @@ def mine(q, k, v, *, sm_scale):
         ("log.jsonl", "", '{"entry":{"kind":"ended"}}\n', "something else wrote"),
     ],
 )
-def test_what_a_kernel_altered_is_not_signed(
-    tmp_path: Path, nsabench: Nsabench, file: str, old: str, new: str, sentence: str
-) -> None:
+def test_what_a_kernel_altered_is_not_signed(tmp_path, nsabench, file, old, new, sentence):
     (tmp_path / "one.yaml").write_text(ONE)
     (tmp_path / "meddler.py").write_text(MEDDLER)
     run = tmp_path / "run"
@@ -75,7 +69,7 @@ def {0}(q, k, v, *, sm_scale):
 
 
 @needs_landlock
-def test_a_sandboxed_kernel_reads_and_alters_nothing(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_a_sandboxed_kernel_reads_and_alters_nothing(tmp_path, nsabench):
     run, files = tmp_path / "run", ("environment.json", "plan.json", "log.jsonl", RUN_KEY)
     names = {name.partition(".")[0]: run / name for name in files}
     (tmp_path / "one.yaml").write_text(ONE.replace("mine", ", ".join(names)))

@@ -3,16 +3,12 @@
 These runs have no sandbox, because not every operating system can hide files from a kernel.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -36,7 +32,7 @@ timing:
 """
 
 
-def unprivileged() -> None:
+def unprivileged():
     """Drop the right to trace any process: with it, reading a key would need no hostile kernel."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
 
@@ -44,7 +40,7 @@ def unprivileged() -> None:
 class Stage:
     """A key, a run with the spy in it, and what the spy is to look for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         # None of them can hold a key that is not there yet; on a busy machine they hold gigabytes.
         self.older = psutil.pids()
@@ -60,9 +56,7 @@ class Stage:
             "passphrase": PASSPHRASE,
         }
 
-    def measure(
-        self, *files: Path, passphrase: bytes = b"", as_root: bool = False, **variables: str
-    ) -> dict[str, Any]:
+    def measure(self, *files, passphrase=b"", as_root=False, **variables):
         """Run `nsabench all` with these variables; a passphrase goes through a pipe."""
         task = self.folder / "task.json"
         # The test knows the secrets itself. Its parent processes may also have them in memory.
@@ -96,22 +90,22 @@ class Stage:
         os.close(pipe)
         self.said, _ = self.process.communicate(timeout=250)
         assert self.process.returncode in (0, 1), self.said
-        found: dict[str, Any] = json.loads((self.folder / "found.json").read_text())
+        found = json.loads((self.folder / "found.json").read_text())
         assert str(self.process.pid) in found["processes"] and found["parent"] == self.process.pid
         return found
 
-    def is_signed(self) -> bool:
+    def is_signed(self):
         report = verify(self.run, trusted=[keys.keyid_of(self.public)], require=Trust.PINNED)
         return report.broken is None
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path):
     return Stage(tmp_path)
 
 
 @pytest.fixture
-def decoy(stage: Stage) -> Iterator[int]:
+def decoy(stage):
     """A process that does not hide the key: what shows that the spy looks where it could be."""
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
@@ -126,7 +120,7 @@ def decoy(stage: Stage) -> Iterator[int]:
     process.communicate()
 
 
-def hits(found: dict[str, Any], *, but: int = 0) -> list[object]:
+def hits(found, *, but=0):
     """Where the spy found a secret, other than in the process `but`."""
     return [
         (pid, where, what)
@@ -136,9 +130,7 @@ def hits(found: dict[str, Any], *, but: int = 0) -> list[object]:
     ]
 
 
-def test_a_key_in_a_variable_is_in_no_process_that_a_kernel_can_read(
-    stage: Stage, decoy: int
-) -> None:
+def test_a_key_in_a_variable_is_in_no_process_that_a_kernel_can_read(stage, decoy):
     found = stage.measure(**{KEY: stage.pem})
     assert found["processes"][str(decoy)] == {"environ": ["text"], "memory": ["text"]}
     assert hits(found, but=decoy) == []
@@ -148,7 +140,7 @@ def test_a_key_in_a_variable_is_in_no_process_that_a_kernel_can_read(
     assert stage.is_signed()
 
 
-def test_a_key_file_that_is_opened_through_a_pipe(stage: Stage) -> None:
+def test_a_key_file_that_is_opened_through_a_pipe(stage):
     found = stage.measure(
         stage.key, passphrase=PASSPHRASE, as_root=True, **{KEY_FILE: str(stage.key)}
     )
@@ -156,7 +148,7 @@ def test_a_key_file_that_is_opened_through_a_pipe(stage: Stage) -> None:
     assert stage.is_signed()
 
 
-def test_what_a_kernel_can_read_is_said(stage: Stage) -> None:
+def test_what_a_kernel_can_read_is_said(stage):
     """A file of the same user's is a file of the kernel's: it is not denied but told."""
     passphrase = stage.folder / "passphrase"
     passphrase.write_bytes(PASSPHRASE + b"\n")
@@ -167,7 +159,7 @@ def test_what_a_kernel_can_read_is_said(stage: Stage) -> None:
     assert "can reach this user's files, runs and keys" in " ".join(stage.said.split())
 
 
-def test_the_first_environment_of_the_run_is_wiped(stage: Stage) -> None:
+def test_the_first_environment_of_the_run_is_wiped(stage):
     """Root and monitors read it there whatever the process forbids."""
     other = keys.private_pem(Ed25519PrivateKey.generate()).decode()
     code = (

@@ -1,7 +1,5 @@
 """Real runs under two Tritons. The older one is the installed Triton by another name."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -38,7 +36,7 @@ def particular(q, k, v, *, sm_scale):
 """
 
 
-def install_as(folder: Path, version: str) -> None:
+def install_as(folder, version):
     """Install the installed Triton as this version, as `pip install --target` does."""
     there, package = Path(triton.__file__).parent, folder / version / "triton"
     package.mkdir(parents=True)
@@ -54,7 +52,7 @@ def install_as(folder: Path, version: str) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: triton\nVersion: {version}\n")
 
 
-def nsabench(*words: object) -> subprocess.CompletedProcess[str]:
+def nsabench(*words):
     return subprocess.run(
         [forked.shim(), *map(str, words)],
         capture_output=True,
@@ -64,7 +62,7 @@ def nsabench(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(600)
-def test_each_version_has_a_signed_run_and_they_are_compared(tmp_path: Path) -> None:
+def test_each_version_has_a_signed_run_and_they_are_compared(tmp_path):
     matrix, kernels, out = tmp_path / "tiny.yaml", tmp_path / "own.py", tmp_path / "runs"
     matrix.write_text(MATRIX)
     kernels.write_text(KERNELS)

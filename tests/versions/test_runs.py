@@ -1,10 +1,6 @@
 """Runs under many versions, in one folder and in one comparison."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,14 +16,14 @@ GOOD = Made(ratio=lambda _: 1.5)
 BROKEN = replace(GOOD, status=lambda n: Status.COMPILE_ERROR if n == 512 else Status.OK)
 
 
-def make_runs(folder: Path, made: Sequence[Made]) -> list[Path]:
+def make_runs(folder, made):
     return [
         make_run(folder / f"run{n}", replace(one, seed=n, run_id=f"2026010{n}T000000Z-abc12{n}"))
         for n, one in enumerate(made, 1)
     ]
 
 
-def test_a_folder_with_other_arguments_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_arguments_is_refused(tmp_path):
     for _ in range(2):  # the same arguments go on
         assert versions.measure(["selection_rows"], tmp_path / "v", [], print) == []
     with pytest.raises(UsageError, match="arguments"):
@@ -36,7 +32,7 @@ def test_a_folder_with_other_arguments_is_refused(tmp_path: Path) -> None:
         versions.measure(["decode_step"], tmp_path, [], print)
 
 
-def test_all_versions_in_one_comparison(tmp_path: Path) -> None:
+def test_all_versions_in_one_comparison(tmp_path):
     made = [replace(BROKEN if v >= "3.4.0" else GOOD, triton=v) for v in VERSIONS]
     comparison = compare(read(make_runs(tmp_path, made)))
     broken = [len(comparison.changes(later)) for later in range(len(VERSIONS) - 1)]

@@ -1,12 +1,9 @@
 """The Tritons of a folder, and the Triton that a process imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from nsabench.versions import Triton, find_tritons, parse
 INSTALLED = metadata.version("triton")
 
 
-def put(folder: Path, name: str, version: str) -> Path:
+def put(folder, name, version):
     """Make what an import and the metadata of an installed Triton need."""
     own = folder / name
     (own / "triton").mkdir(parents=True)
@@ -27,7 +24,7 @@ def put(folder: Path, name: str, version: str) -> Path:
     return own
 
 
-def test_versions_are_found_by_their_metadata(tmp_path: Path) -> None:
+def test_versions_are_found_by_their_metadata(tmp_path):
     put(tmp_path, "old", "3.1.0")
     put(tmp_path, "3.10.0", "3.10.0")
     (tmp_path / "notes").mkdir()
@@ -37,7 +34,7 @@ def test_versions_are_found_by_their_metadata(tmp_path: Path) -> None:
     assert {t.version for t in parse("all", tmp_path)} == {"3.1.0", "3.10.0", INSTALLED}
 
 
-def test_missing_versions_are_usage_errors(tmp_path: Path) -> None:
+def test_missing_versions_are_usage_errors(tmp_path):
     with pytest.raises(UsageError, match=str(tmp_path)):
         find_tritons(tmp_path)
     put(tmp_path, "a", "3.1.0")
@@ -53,11 +50,11 @@ def test_missing_versions_are_usage_errors(tmp_path: Path) -> None:
         parse("0.0.1")
 
 
-def test_the_installed_triton_needs_no_folder() -> None:
+def test_the_installed_triton_needs_no_folder():
     assert parse(INSTALLED) == [Triton(INSTALLED)]
 
 
-def test_a_process_imports_the_triton_that_it_is_started_with(tmp_path: Path) -> None:
+def test_a_process_imports_the_triton_that_it_is_started_with(tmp_path):
     triton = Triton("3.1.0", put(tmp_path, "3.1.0", "3.1.0"))
     ask = "import triton, importlib.metadata as m; print(triton.__version__, m.version('triton'))"
     for asked_for, version in ((triton, "3.1.0"), (Triton(INSTALLED), INSTALLED)):

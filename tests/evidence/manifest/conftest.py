@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -15,25 +13,25 @@ PASSPHRASE = "correct horse"
 
 
 @pytest.fixture(scope="session")
-def signer() -> Signer:
+def signer():
     return Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
 
 @pytest.fixture(scope="session")
-def _signed(tmp_path_factory: pytest.TempPathFactory, signer: Signer) -> Path:
+def _signed(tmp_path_factory, signer):
     folder = make_run(tmp_path_factory.mktemp("signed") / "run", signer=signer)
     seal(folder, signer)
     return folder
 
 
 @pytest.fixture
-def run(tmp_path: Path, _signed: Path) -> Path:
+def run(tmp_path, _signed):
     """A signed run that a test may damage."""
     return Path(shutil.copytree(_signed, tmp_path / "run"))
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> dict[str, str]:
+def made(tmp_path):
     """Variables that name a fresh key and its passphrase."""
     (tmp_path / "pass").write_text(f"{PASSPHRASE}\nignored\n")
     keys.generate(tmp_path / "k.key", PASSPHRASE.encode())

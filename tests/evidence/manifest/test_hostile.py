@@ -1,11 +1,7 @@
 """Runs that try to hang or crash their verifier are refused with a sentence."""
 
-from __future__ import annotations
-
 import os
 from datetime import date
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +11,6 @@ from nsabench.evidence.manifest import files, seal, verify
 from nsabench.evidence.manifest.keys import Revocation, Why
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.plan import Plan
-from nsabench.signing import Signer
 from tests.evidence.manifest.test_tamper import resign
 from tests.runs import make_run
 
@@ -26,10 +21,10 @@ LOG = "0123456789ab.log"
     "when", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "1677-01-01T00:00:00Z"]
 )
 @pytest.mark.parametrize("which", ["signed", "created"])
-def test_a_time_that_no_calendar_holds(run: Path, signer: Signer, which: str, when: str) -> None:
+def test_a_time_that_no_calendar_holds(run, signer, which, when):
     """In UTC it lies before the first day, or behind the last; with a list of keys it is asked."""
 
-    def change(statement: dict[str, Any]) -> None:
+    def change(statement):
         predicate = statement["predicate"]
         (predicate if which == "signed" else predicate["plan"])[which] = when
 
@@ -39,7 +34,7 @@ def test_a_time_that_no_calendar_holds(run: Path, signer: Signer, which: str, wh
     assert broken is not None and "from this year" in broken
 
 
-def test_a_time_without_a_zone_is_one(run: Path, signer: Signer) -> None:
+def test_a_time_without_a_zone_is_one(run, signer):
     resign(run, lambda s: s["predicate"].update(signed="2026-12-31T23:59:59"), signer)
     assert verify(run, revoked={}).broken is None
     superseded = {signer.keyid: Revocation(date(2027, 1, 1), Why.SUPERSEDED)}
@@ -49,21 +44,19 @@ def test_a_time_without_a_zone_is_one(run: Path, signer: Signer) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["signed", "added"])
-def test_a_file_of_a_terabyte_is_not_hashed(
-    run: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
+def test_a_file_of_a_terabyte_is_not_hashed(run, signer, monkeypatch, named):
     """It takes no room on the disk, nor in an archive of tar."""
     (run / "logs" / LOG).write_bytes(b"")
     if named:
         seal(run, signer)
     os.truncate(run / "logs" / LOG, 1 << 40)
-    hashed: list[str] = []
+    hashed = []
     monkeypatch.setattr(files, "sha256", lambda folder, name: hashed.append(name))
     assert verify(run).broken == "folder: logs/0123456789ab.log has more than 1 GiB"
     assert hashed == []
 
 
-def test_many_large_files(run: Path) -> None:
+def test_many_large_files(run):
     for i in range(5):
         (run / "logs" / f"{i:012}.log").write_bytes(b"")
         os.truncate(run / "logs" / f"{i:012}.log", limits.FILE)
@@ -71,7 +64,7 @@ def test_many_large_files(run: Path) -> None:
     assert broken == "folder: the folder has more than 100000 files or 4 GiB"
 
 
-def test_a_log_of_very_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_very_many_lines(tmp_path, monkeypatch):
     """Each has a seal to check: a GiB of them would take minutes."""
     run = make_run(tmp_path / "run")
     monkeypatch.setattr(limits, "LOG_LINES", 5)
@@ -79,14 +72,14 @@ def test_a_log_of_very_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert broken.startswith("log: log.jsonl: ") and broken.endswith("has more than 5 lines")
 
 
-def test_a_case_that_is_planned_twice(tmp_path: Path) -> None:
+def test_a_case_that_is_planned_twice(tmp_path):
     run = make_run(tmp_path / "run")
     plan = Plan.read(run / "plan.json")
     plan.model_copy(update={"cases": [*plan.cases, plan.cases[0]]}).write(run / "plan.json")
     assert "a case twice" in str(verify(run, require=Trust.UNSIGNED).broken)
 
 
-def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(run: Path) -> None:
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(run):
     """Between the listing and the hash."""
     (run / "report.html").unlink(missing_ok=True)
     os.mkfifo(run / "report.html")

@@ -1,7 +1,5 @@
 """Our envelope under the eyes of others: openssl and sha256sum, securesystemslib, in-toto, NaCl."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -14,12 +12,11 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
 from nsabench.evidence.manifest import MANIFEST
-from nsabench.signing import Signer
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "manifest.md"
 
 
-def by_hand(run: Path) -> subprocess.CompletedProcess[str]:
+def by_hand(run):
     """The commands of docs/reference/manifest.md, word for word, in a shell with little else."""
     [script] = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
     return subprocess.run(
@@ -31,7 +28,7 @@ needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="no opens
 
 
 @needs_openssl
-def test_the_documented_commands_accept_a_run(run: Path, signer: Signer) -> None:
+def test_the_documented_commands_accept_a_run(run, signer):
     done = by_hand(run)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Signature Verified Successfully" in done.stdout
@@ -41,7 +38,7 @@ def test_the_documented_commands_accept_a_run(run: Path, signer: Signer) -> None
 
 @needs_openssl
 @pytest.mark.parametrize("name", ["records.parquet", MANIFEST])
-def test_the_documented_commands_refuse_an_altered_run(run: Path, name: str) -> None:
+def test_the_documented_commands_refuse_an_altered_run(run, name):
     data = bytearray((run / name).read_bytes())
     data[200] ^= 1
     (run / name).write_bytes(data)
@@ -49,13 +46,13 @@ def test_the_documented_commands_refuse_an_altered_run(run: Path, name: str) -> 
 
 
 @needs_openssl
-def test_the_documented_commands_refuse_an_added_file(run: Path) -> None:
+def test_the_documented_commands_refuse_an_added_file(run):
     (run / "logs" / "added.log").write_text("x")
     done = by_hand(run)
     assert done.returncode != 0 and "logs/added.log" in done.stdout
 
 
-def test_securesystemslib_and_in_toto(run: Path, signer: Signer) -> None:
+def test_securesystemslib_and_in_toto(run, signer):
     from in_toto.models.metadata import Envelope as InToto
 
     raw = json.loads((run / MANIFEST).read_text())

@@ -1,13 +1,10 @@
 """Keys: where they come from, what is refused, and that nothing of them shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import stat
 import subprocess
 from datetime import date
-from pathlib import Path
 
 import pytest
 
@@ -22,9 +19,8 @@ from nsabench.evidence.manifest.keys import (
     trusted_keyids,
 )
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.signing import Signer, keys, load_signer
+from nsabench.signing import keys, load_signer
 from nsabench.signing.signer import KEY, KEY_FILE, PASSPHRASE_FILE
-from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.evidence.manifest.conftest import PASSPHRASE
 from tests.runs import make_run
@@ -32,7 +28,7 @@ from tests.runs import make_run
 KEYID = "a" * 64
 
 
-def test_a_generated_key_is_encrypted_and_private(tmp_path: Path, made: dict[str, str]) -> None:
+def test_a_generated_key_is_encrypted_and_private(tmp_path, made):
     path = tmp_path / "k.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
@@ -41,9 +37,7 @@ def test_a_generated_key_is_encrypted_and_private(tmp_path: Path, made: dict[str
     assert not signer.ephemeral
 
 
-def test_a_generated_key_is_dear_to_guess_and_opens_with_openssl(
-    tmp_path: Path, made: dict[str, str]
-) -> None:
+def test_a_generated_key_is_dear_to_guess_and_opens_with_openssl(tmp_path, made):
     """BestAvailableEncryption asks for 2,048 rounds."""
     command = ("openssl", "asn1parse", "-in", tmp_path / "k.key")
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -54,13 +48,13 @@ def test_a_generated_key_is_dear_to_guess_and_opens_with_openssl(
     assert opened.stdout == (tmp_path / "k.key.pub").read_bytes()
 
 
-def test_a_passphrase_that_anybody_guesses_is_refused(tmp_path: Path) -> None:
+def test_a_passphrase_that_anybody_guesses_is_refused(tmp_path):
     with pytest.raises(UsageError, match="the passphrase has 1 bytes"):
         keys.generate(tmp_path / "k.key", b"x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_key_file_that_all_may_read_is_refused(tmp_path: Path, made: dict[str, str]) -> None:
+def test_a_key_file_that_all_may_read_is_refused(tmp_path, made):
     (tmp_path / "k.key").chmod(0o644)
     with pytest.raises(UsageError, match="every user of this machine may read") as raised:
         load_signer(made)
@@ -69,13 +63,13 @@ def test_a_key_file_that_all_may_read_is_refused(tmp_path: Path, made: dict[str,
     assert not load_signer(made).ephemeral, "a group that was given it may have it"
 
 
-def test_a_key_in_a_variable(tmp_path: Path, made: dict[str, str]) -> None:
+def test_a_key_in_a_variable(tmp_path, made):
     text = {KEY: (tmp_path / "k.key").read_text()}
     both = {**text, PASSPHRASE_FILE: made[PASSPHRASE_FILE]}
     assert load_signer(both).keyid == load_signer(made).keyid
 
 
-def test_without_a_key_the_signature_is_ephemeral() -> None:
+def test_without_a_key_the_signature_is_ephemeral():
     one, other = load_signer({}), load_signer({})
     assert one.ephemeral and one.keyid != other.keyid
 
@@ -91,29 +85,25 @@ def test_without_a_key_the_signature_is_ephemeral() -> None:
         ({KEY: "x"}, "are both set"),
     ],
 )
-def test_a_key_that_cannot_be_used(
-    made: dict[str, str], change: dict[str, str], sentence: str
-) -> None:
+def test_a_key_that_cannot_be_used(made, change, sentence):
     with pytest.raises(UsageError, match=sentence) as raised:
         load_signer({**made, **change})
     assert raised.value.remedy
 
 
-def test_a_key_is_never_overwritten(tmp_path: Path, made: dict[str, str]) -> None:
+def test_a_key_is_never_overwritten(tmp_path, made):
     with pytest.raises(UsageError, match="is there already"):
         keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
 
 
-def test_keys_are_trusted_by_a_file_and_by_a_folder(
-    tmp_path: Path, made: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_trusted_by_a_file_and_by_a_folder(tmp_path, made, monkeypatch):
     keyid = load_signer(made).keyid
     for variable in (tmp_path, tmp_path / "k.key.pub"):
         monkeypatch.setenv(TRUSTED, str(variable))
         assert trusted_keyids() == {keyid}
 
 
-def test_the_commands(tmp_path: Path, nsabench: Nsabench, made: dict[str, str]) -> None:
+def test_the_commands(tmp_path, nsabench, made):
     run = make_run(tmp_path / "run", signer=load_signer(made))
     public = tmp_path / "k.key.pub"
     [shown] = json.loads(nsabench("key", "show", public, "--json").stdout)
@@ -135,7 +125,7 @@ def test_the_commands(tmp_path: Path, nsabench: Nsabench, made: dict[str, str]) 
     assert (tmp_path / "new.key").exists()
 
 
-def test_neither_half_is_written_where_one_is_there(tmp_path: Path) -> None:
+def test_neither_half_is_written_where_one_is_there(tmp_path):
     (tmp_path / "k.key.pub").write_text("another's")
     with pytest.raises(UsageError, match="is there already"):
         keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
@@ -143,16 +133,14 @@ def test_neither_half_is_written_where_one_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "k.key.pub").read_text() == "another's"
 
 
-def test_a_half_that_cannot_be_written_takes_the_other_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_that_cannot_be_written_takes_the_other_away(tmp_path, monkeypatch):
     monkeypatch.setattr(keys, "public_path", lambda path: path.with_name("x" * 300))
     with pytest.raises(UsageError, match="cannot be written: File name too long"):
         keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_several_keys_means_all_of_them(tmp_path: Path) -> None:
+def test_a_file_of_several_keys_means_all_of_them(tmp_path):
     made = [keys.generate(tmp_path / f"{n}.key", PASSPHRASE.encode()) for n in range(3)]
     both = tmp_path / "team.pub"
     both.write_bytes(b"# ours\n" + b"\n".join(keys.public_pem(key) for key in made))
@@ -163,7 +151,7 @@ def test_a_file_of_several_keys_means_all_of_them(tmp_path: Path) -> None:
         trusted_keyids((both,))
 
 
-def listed(tmp_path: Path, *lines: str) -> Path:
+def listed(tmp_path, *lines):
     path = tmp_path / "revoked"
     path.write_text("# keyid, since when, why\n\n" + "\n".join(lines))
     return path
@@ -177,9 +165,7 @@ def listed(tmp_path: Path, *lines: str) -> Path:
         ("2999-01-01", "compromised", False),
     ],
 )
-def test_a_revoked_key(
-    run: Path, tmp_path: Path, signer: Signer, nsabench: Nsabench, since: str, why: str, holds: bool
-) -> None:
+def test_a_revoked_key(run, tmp_path, signer, nsabench, since, why, holds):
     """Signatures that a superseded key made before `since` hold. Signatures of a compromised key
     never hold."""
     path = listed(tmp_path, f"{signer.keyid} {since} {why}  # told by its owner")
@@ -194,7 +180,7 @@ def test_a_revoked_key(
     assert [by_option.returncode, by_variable.returncode] == [0 if holds else 4] * 2
 
 
-def test_the_strictest_line_about_a_key_counts(tmp_path: Path) -> None:
+def test_the_strictest_line_about_a_key_counts(tmp_path):
     lines = [f"{KEYID} {day} {why}" for day, why in STRICTER]
     for order in (lines, lines[::-1]):
         found = revocations((listed(tmp_path, *order),))
@@ -216,14 +202,12 @@ STRICTER = [
         f"{'a' * 64} 2026-01-01 lost",
     ],
 )
-def test_a_list_that_revokes_nothing(tmp_path: Path, line: str) -> None:
+def test_a_list_that_revokes_nothing(tmp_path, line):
     with pytest.raises(UsageError, match=r"revoked:3 "):
         revocations((listed(tmp_path, line),))
 
 
-def test_an_archive_honours_the_list(
-    run: Path, tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_honours_the_list(run, tmp_path, signer, monkeypatch):
     archive = Archive(str(tmp_path / "archive"), create=True)
     archive.add(run)
     path = listed(tmp_path, f"{signer.keyid} 2000-01-01 compromised")
@@ -234,9 +218,7 @@ def test_an_archive_honours_the_list(
         archive.add(run)
 
 
-def test_nothing_is_begun_with_a_revoked_key(
-    tmp_path: Path, nsabench: Nsabench, made: dict[str, str]
-) -> None:
+def test_nothing_is_begun_with_a_revoked_key(tmp_path, nsabench, made):
     """It would be found out when the run is signed, hours later."""
     path = listed(tmp_path, f"{load_signer(made).keyid} 2000-01-01 superseded")
     run = tmp_path / "run"

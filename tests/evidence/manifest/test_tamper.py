@@ -1,7 +1,5 @@
 """Every change to a signed run is found, and the first broken file or field is named."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import hashlib
@@ -11,7 +9,6 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,14 +26,14 @@ from nsabench.signing import Signer
 from nsabench.signing.signer import make_run_key
 
 
-def test_an_unharmed_run_passes_every_check(run: Path, signer: Signer) -> None:
+def test_an_unharmed_run_passes_every_check(run, signer):
     report = verify(run, trusted=[signer.keyid])
     assert report.broken is None, report.broken
     assert set(report.outcomes.values()) == {"ok"}
     assert (report.trust, report.keyid) == (Trust.PINNED, signer.keyid)
 
 
-def flip(path: Path, offset: int) -> None:
+def flip(path, offset):
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
@@ -50,14 +47,14 @@ def flip(path: Path, offset: int) -> None:
     ],
 )
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.999])
-def test_one_bit_of_a_file(run: Path, name: str, part: float) -> None:
+def test_one_bit_of_a_file(run, name, part):
     [path] = run.glob(name)
     flip(path, int(part * (path.stat().st_size - 1)))
     name = path.relative_to(run).as_posix()
     assert verify(run).broken == f"hashes: {name} was changed after the signature"
 
 
-def test_every_byte_of_the_manifest(run: Path) -> None:
+def test_every_byte_of_the_manifest(run):
     """No byte of payload, signature, keyid or type may change; blanks between fields may."""
     path = run / MANIFEST
     original = path.read_bytes()
@@ -77,14 +74,14 @@ def test_every_byte_of_the_manifest(run: Path) -> None:
 Change = Callable[[Path], object]
 
 
-def rewrite(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def rewrite(run, change):
     """Change the envelope without being able to sign it again."""
     envelope = json.loads((run / MANIFEST).read_text())
     change(envelope)
     (run / MANIFEST).write_text(json.dumps(envelope))
 
 
-def resign(run: Path, change: Callable[[dict[str, Any]], object], signer: Signer) -> None:
+def resign(run, change, signer):
     """What a dishonest owner of the key could make."""
     envelope = json.loads((run / MANIFEST).read_text())
     statement = json.loads(base64.b64decode(envelope["payload"]))
@@ -93,13 +90,13 @@ def resign(run: Path, change: Callable[[dict[str, Any]], object], signer: Signer
     (run / MANIFEST).write_bytes(dsse.sign(payload, signer.key).to_json())
 
 
-def replace_table(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+def replace_table(path, change):
     pq.write_table(change(pq.read_table(path)), path)
 
 
 PRINTED = "logs/0123456789ab.log"
 # How a run is altered, and the check that finds it.
-TAMPERED: dict[str, tuple[Change, str]] = {
+TAMPERED = {
     "added file": (lambda r: (r / "manifest.sigstore.json").write_text("x"), "folder"),
     "left file": (lambda r: (r / "manifest.sigstore.tmp").write_text("x"), "folder"),
     "added page": (lambda r: (r / "report.html").write_text("x"), "files"),
@@ -144,14 +141,14 @@ TAMPERED: dict[str, tuple[Change, str]] = {
 }
 
 
-def link_in_place_of(path: Path) -> None:
+def link_in_place_of(path):
     outside = path.parent.parent / path.name
     path.rename(outside)
     path.symlink_to(outside)
 
 
 @pytest.mark.parametrize("how", TAMPERED)
-def test_tampering(run: Path, how: str) -> None:
+def test_tampering(run, how):
     change, check = TAMPERED[how]
     change(run)
     report = verify(run)
@@ -161,11 +158,11 @@ def test_tampering(run: Path, how: str) -> None:
     assert raised.value.exit_code == 4 and raised.value.remedy
 
 
-def drop_subject(statement: dict[str, Any]) -> None:
+def drop_subject(statement):
     statement["subject"] = [s for s in statement["subject"] if s["name"] != "plan.json"]
 
 
-SIGNED_NONSENSE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+SIGNED_NONSENSE = {
     "../": (lambda s: s["subject"][0].update(name="../secret"), "statement: "),
     "absolute": (lambda s: s["subject"][0].update(name="/etc/passwd"), "statement: "),
     "twice": (lambda s: s["subject"].append(s["subject"][0]), "statement: "),
@@ -183,7 +180,7 @@ SIGNED_NONSENSE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     **{
         field: (
-            lambda s, x={field: value}: s["predicate"]["environment"].update(x),  # type: ignore[misc]
+            lambda s, x={field: value}: s["predicate"]["environment"].update(x),
             f"environment: environment.json: {field} is",
         )
         for field, value in (
@@ -197,35 +194,35 @@ SIGNED_NONSENSE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("how", SIGNED_NONSENSE)
-def test_nonsense_with_a_good_signature(run: Path, signer: Signer, how: str) -> None:
+def test_nonsense_with_a_good_signature(run, signer, how):
     change, check = SIGNED_NONSENSE[how]
     resign(run, change, signer)
     assert (verify(run).broken or "it passes").startswith(check), how
 
 
-def test_a_swapped_key(run: Path, signer: Signer) -> None:
+def test_a_swapped_key(run, signer):
     """Nobody can sign what was measured in the name of another key."""
     seal(run, Signer(Ed25519PrivateKey.generate(), ephemeral=False))
     broken = verify(run, trusted=[signer.keyid]).broken or ""
     assert broken.startswith("origin: log.jsonl: its key")
 
 
-def set_column(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
+def set_column(name, value):
     """Set a column to a value or, if it is a function, to what it makes of the values."""
 
-    def change(table: pa.Table) -> pa.Table:
+    def change(table):
         column = value(table[name]) if callable(value) else pa.array([value] * table.num_rows)
         return table.set_column(table.schema.get_field_index(name), name, column)
 
     return change
 
 
-def first_set_to(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
+def first_set_to(name, value):
     return set_column(name, lambda c: pa.array([value, *c.to_pylist()[1:]], c.type))
 
 
 # By table: what a dishonest owner of the key makes of it, and how the first difference is named.
-FORGED: dict[str, tuple[str, Callable[[pa.Table], pa.Table], str]] = {
+FORGED = {
     "a median": (
         "comparisons",
         set_column("median_ms", lambda column: pc.divide(column, 40)),
@@ -255,7 +252,7 @@ FORGED: dict[str, tuple[str, Callable[[pa.Table], pa.Table], str]] = {
 
 
 @pytest.mark.parametrize("how", FORGED)
-def test_a_table_that_does_not_follow_from_the_log(run: Path, signer: Signer, how: str) -> None:
+def test_a_table_that_does_not_follow_from_the_log(run, signer, how):
     """Signed again with the key of the run, which the reader trusts."""
     table, change, expected = FORGED[how]
     replace_table(run / f"{table}.parquet", change)
@@ -266,10 +263,10 @@ def test_a_table_that_does_not_follow_from_the_log(run: Path, signer: Signer, ho
     assert verify(run, require=Trust.UNSIGNED).broken == broken
 
 
-def seal_whatever(run: Path, signer: Signer) -> None:
+def seal_whatever(run, signer):
     """Sign what `seal` would refuse to describe."""
 
-    def change(statement: dict[str, Any]) -> None:
+    def change(statement):
         for subject in statement["subject"]:
             content = (run / subject["name"]).read_bytes()
             subject["digest"]["sha256"] = hashlib.sha256(content).hexdigest()
@@ -288,7 +285,7 @@ FORGED_THRESHOLDS = {
 
 
 @pytest.mark.parametrize("how", FORGED_THRESHOLDS)
-def test_thresholds_that_do_not_follow_from_the_log(run: Path, signer: Signer, how: str) -> None:
+def test_thresholds_that_do_not_follow_from_the_log(run, signer, how):
     """A gate reads them."""
     path = conclusion.derive(Facts.read(run), run)[-1]
     seal(run, signer)
@@ -302,7 +299,7 @@ def test_thresholds_that_do_not_follow_from_the_log(run: Path, signer: Signer, h
     assert broken.startswith("tables: ") and expected in broken, broken
 
 
-def test_a_table_that_another_pyarrow_wrote(run: Path, signer: Signer) -> None:
+def test_a_table_that_another_pyarrow_wrote(run, signer):
     """Its bytes differ and its values do not."""
     path = run / "samples.parquet"
     assert "byte for byte" in verify(run).details["tables"]
@@ -320,7 +317,7 @@ def test_a_table_that_another_pyarrow_wrote(run: Path, signer: Signer) -> None:
     )
 
 
-def test_bounds_that_are_not_of_the_values(run: Path, signer: Signer) -> None:
+def test_bounds_that_are_not_of_the_values(run, signer):
     """A reader that trusts them leaves rows out, as DuckDB does for `WHERE lo > 1`."""
     path = run / "comparisons.parquet"
     table = pq.read_table(path)
@@ -334,9 +331,7 @@ def test_bounds_that_are_not_of_the_values(run: Path, signer: Signer) -> None:
     assert broken == "tables: comparisons.parquet: the stored greatest value of lo is wrong"
 
 
-def test_tables_of_another_version(
-    run: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_another_version(run, signer, monkeypatch):
     """Only the columns of both are compared, and the remedy names the versions."""
     monkeypatch.setattr("nsabench.evidence.manifest.tables.__version__", "9.9.9")
     replace_table(run / "records.parquet", lambda t: t.drop_columns(["mae"]))
@@ -349,7 +344,7 @@ def test_tables_of_another_version(
     assert "this is nsabench 9.9.9" in report.remedy
 
 
-def test_a_run_of_an_op_that_is_not_here(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_op_that_is_not_here(run, monkeypatch):
     """No file that only the run names is executed, and nothing passes that was not derived."""
     monkeypatch.setattr("nsabench.ops.has_op_of", lambda plan: False)
     report = verify(run)
@@ -374,9 +369,7 @@ def test_a_run_of_an_op_that_is_not_here(run: Path, monkeypatch: pytest.MonkeyPa
     ],
     ids=["its end", "all", "its beginning", "a line", "one more", "a value", "a signer"],
 )
-def test_a_log_that_was_altered_and_signed_again(
-    run: Path, signer: Signer, change: Callable[[list[bytes]], list[bytes]], said: str
-) -> None:
+def test_a_log_that_was_altered_and_signed_again(run, signer, change, said):
     path = run / "log.jsonl"
     before = path.read_bytes().splitlines(keepends=True)
     changed = change(before)
@@ -387,7 +380,7 @@ def test_a_log_that_was_altered_and_signed_again(
     assert broken.startswith("log: log.jsonl: ") and said in broken, broken
 
 
-def test_an_unsigned_run_passes_only_where_that_is_enough(run: Path) -> None:
+def test_an_unsigned_run_passes_only_where_that_is_enough(run):
     (run / MANIFEST).unlink()
     assert verify(run).broken == f"manifest: {MANIFEST} is missing: the run is unsigned"
     report = verify(run, require=Trust.UNSIGNED)
@@ -398,15 +391,13 @@ def test_an_unsigned_run_passes_only_where_that_is_enough(run: Path) -> None:
     assert broken.startswith("tables: records.parquet cannot be read")
 
 
-def test_what_a_killed_seal_left_is_none_of_the_run(run: Path, signer: Signer) -> None:
+def test_what_a_killed_seal_left_is_none_of_the_run(run, signer):
     unfinished(run / MANIFEST).write_text('{"payload": "torn')
     seal(run, signer)
     assert verify(run).broken is None
 
 
-def test_a_seal_that_fails_leaves_the_earlier_signature(
-    run: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seal_that_fails_leaves_the_earlier_signature(run, signer, monkeypatch):
     notes = run / "my notes.txt"
     notes.write_text("x")
     with pytest.raises(VerificationFailed, match=r"notes\.txt' is not a file"):
@@ -414,7 +405,7 @@ def test_a_seal_that_fails_leaves_the_earlier_signature(
     notes.unlink()
     assert verify(run).broken is None
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:

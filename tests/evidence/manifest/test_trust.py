@@ -1,7 +1,5 @@
 """Which run passes at which level, depending on its contents, the required level and its signer."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -17,13 +15,12 @@ from nsabench.model.plan import LibraryRelease, Plan
 from nsabench.model.source import Source
 from nsabench.signing import Signer, load_signer
 from nsabench.verdicts.tables import read_records
-from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.runs import Made, make_run
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Trust, tuple[Path, frozenset[str]]]:
+def runs(tmp_path_factory):
     """A run of each level, and the keys to trust."""
     made = {}
     for level in Trust:
@@ -36,9 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Trust, tuple[Path, fr
 
 
 @pytest.mark.parametrize(("level", "required"), list(itertools.product(Trust, Trust)))
-def test_a_run_passes_where_its_level_is_enough(
-    runs: dict[Trust, tuple[Path, frozenset[str]]], level: Trust, required: Trust
-) -> None:
+def test_a_run_passes_where_its_level_is_enough(runs, level, required):
     run, trusted = runs[level]
     report = verify(run, trusted=trusted, require=required)
     if level.reaches(required):
@@ -51,7 +46,7 @@ def test_a_run_passes_where_its_level_is_enough(
         assert ("a lasting key" in report.remedy) is (level is Trust.EPHEMERAL)
 
 
-def test_an_unfinished_run_is_to_be_finished(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_to_be_finished(tmp_path):
     signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
     run = make_run(tmp_path / "run", signer=signer)
     assert f"`nsabench all --resume {run}`" in verify(run).remedy
@@ -60,9 +55,7 @@ def test_an_unfinished_run_is_to_be_finished(tmp_path: Path) -> None:
     assert "--resume" not in verify(run).remedy
 
 
-def test_what_the_command_requires(
-    run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[str, str]
-) -> None:
+def test_what_the_command_requires(run, tmp_path, nsabench, made):
     """Without --require: ephemeral, and pinned with --key."""
     public = tmp_path / "k.key.pub"
     assert nsabench("verify", run).returncode == 0
@@ -78,7 +71,7 @@ def test_what_the_command_requires(
     assert nsabench("verify", run, "--require", "unsigned").returncode == 0
 
 
-def test_the_plan_in_brief_says_what_op_and_libraries_were(tmp_path: Path) -> None:
+def test_the_plan_in_brief_says_what_op_and_libraries_were(tmp_path):
     called = LibraryRelease(package="fla-core", version="0.6.0", licence="MIT")
     run = make_run(tmp_path / "run", Made(origin=called))
     plan = Plan.read(run / "plan.json")

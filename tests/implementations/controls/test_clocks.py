@@ -1,20 +1,16 @@
 """Controls that stop clocks, or waste time, in a backward and in replays."""
 
-from __future__ import annotations
-
 import gc
 import time
 
-import pytest
 import torch
-from torch import Tensor
 
 from nsabench import ops, registry
 from nsabench.checks.controls import decide_catch
 from nsabench.implementations.controls import slow, timer
 from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest
-from nsabench.worker.timing.timer import Call, CallTime, CpuTimer, Timed, Timer
+from nsabench.worker.timing.timer import CallTime, CpuTimer
 from tests.checking import a_case, measured, rounds, rows_of
 from tests.implementations.controls.test_every_op import SHAPES
 
@@ -26,13 +22,13 @@ BACKWARD = a_case("selection_ranges", SHAPES["selection_ranges"], **FIELDS)
 class GullibleTimer(CpuTimer):
     """A timer that uses the clock which Python code can replace."""
 
-    def sample(self, arm: str, call: Call, retry: object = None) -> Timed:
+    def sample(self, arm, call, retry=None):
         start = time.perf_counter()
         result = call()
         return CallTime(max(1e3 * (time.perf_counter() - start), 1e-6)), result
 
 
-def became(timer: Timer, name: str) -> Catch:
+def became(timer, name):
     """Return whether a control of a backward is caught under this timer."""
     items = {i.name: i for i in registry.load() if i.op == BACKWARD.op}
     some = [items[items[name].wraps], items[name]]
@@ -40,7 +36,7 @@ def became(timer: Timer, name: str) -> Catch:
     return decide_catch(rows[1], rows, [])
 
 
-def test_a_stopped_clock_gains_only_under_a_timer_that_trusts_it() -> None:
+def test_a_stopped_clock_gains_only_under_a_timer_that_trusts_it():
     # Other processes on the CPU may slow the baseline; a stopped clock would be missed each time.
     attempts = (became(CpuTimer(), "patched_clocks") for _ in range(ATTEMPTS))
     assert Catch.CAUGHT in attempts
@@ -52,25 +48,23 @@ def test_a_stopped_clock_gains_only_under_a_timer_that_trusts_it() -> None:
 class Graph:
     """Replaces `torch.cuda.CUDAGraph`, which needs a device."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.replayed = 0
 
-    def capture_end(self) -> None:
+    def capture_end(self):
         return None
 
-    def replay(self) -> None:
+    def replay(self):
         self.replayed += 1
 
 
-def stopped() -> bool:
+def stopped():
     before = time.perf_counter_ns()
     time.sleep(1e-4)
     return time.perf_counter_ns() == before
 
 
-def test_a_patched_replay_stops_the_clocks_after_its_own_replays_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_patched_replay_stops_the_clocks_after_its_own_replays_only(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     true_replay, true_elapsed = Graph.replay, torch.cuda.Event.elapsed_time
     op = ops.get("selection_rows")
@@ -96,10 +90,10 @@ def test_a_patched_replay_stops_the_clocks_after_its_own_replays_only(
     assert not stopped() and Graph.replay is true_replay
 
 
-def test_a_repeating_wrapper_computes_its_output_many_times() -> None:
+def test_a_repeating_wrapper_computes_its_output_many_times():
     made = []
 
-    def call(x: Tensor) -> Tensor:
+    def call(x):
         made.append(1)
         return x + 1
 

@@ -1,7 +1,5 @@
 """The controls of every op, on the CPU: each is caught, by the check that it names."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -12,10 +10,9 @@ from nsabench.checks import DeviceLimits, Effect, run_checks
 from nsabench.checks.controls import decide_catch
 from nsabench.delivery import draw
 from nsabench.failure import Failure
-from nsabench.model.case import Case, Timing
+from nsabench.model.case import Timing
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Catch, Direction, DType, Role, Runs, Status
-from nsabench.registry import Implementation
 from tests.checking import a_case, arm_of, desk_of, rounds, rows_of, sets_of
 from tests.checking import measured as measured_by_checker
 
@@ -70,7 +67,7 @@ LATER[Direction.STEP] = LATER[Direction.BACKWARD]
 ATTEMPTS = 3
 
 
-def directions(op: str) -> tuple[Direction, ...]:
+def directions(op):
     """A step of nsa_without_window has the controls of nsa_attention."""
     all_of_them = ops.get(op).directions
     return all_of_them[:2] if op == "nsa_without_window" else all_of_them
@@ -85,30 +82,30 @@ CASES = [
 ]
 
 
-def make_case(op: str, distribution: str, direction: Direction, **sizes: int) -> Case:
+def make_case(op, distribution, direction, **sizes):
     fields = {"direction": direction, "distribution": distribution, "timing": rounds(15)}
     return a_case(op, SHAPES[op] | sizes, dtype=DType.BFLOAT16, **fields)
 
 
-def of(case: Case) -> list[Implementation]:
-    def concerns(item: Implementation) -> bool:
+def of(case):
+    def concerns(item):
         return ImplementationInfo.model_validate(item, from_attributes=True).concerns(case)
 
     return [i for i in controls if concerns(i)]
 
 
-def fate(item: Implementation, case: Case) -> Failure:
+def fate(item, case):
     with pytest.raises(Failure) as caught:
         arm_of(item, case, sets_of(case), Random(0)).check()
     return caught.value
 
 
-def test_the_ops_are_all_of_them() -> None:
+def test_the_ops_are_all_of_them():
     assert set(SHAPES) == set(ops.names()) == {i.op for i in controls}
 
 
 @pytest.mark.parametrize(("op", "distribution", "direction"), CASES)
-def test_parity_catches_controls(op, distribution, direction) -> None:
+def test_parity_catches_controls(op, distribution, direction):
     case = make_case(op, distribution, direction)
     some = [i for i in of(case) if i.name not in LATER[direction]]
     assert len(some) >= (5 if direction is Direction.FORWARD else 2)
@@ -126,7 +123,7 @@ def test_parity_catches_controls(op, distribution, direction) -> None:
         ("decode_compressed", "stale_cache", {"S": 8}),
     ],
 )
-def test_a_control_declines_where_it_would_be_right(op, name, sizes) -> None:
+def test_a_control_declines_where_it_would_be_right(op, name, sizes):
     direction = Direction.BACKWARD if name == "zero_gradients" else Direction.FORWARD
     distribution = "random" if op.startswith("decode") else "dense"
     case = make_case(op, distribution, direction, **sizes)
@@ -137,7 +134,7 @@ def test_a_control_declines_where_it_would_be_right(op, name, sizes) -> None:
 @pytest.mark.parametrize(
     ("op", "direction"), [(op, direction) for op in SHAPES for direction in directions(op)]
 )
-def test_checks_catch_the_other_controls(op, direction) -> None:
+def test_checks_catch_the_other_controls(op, direction):
     case = make_case(op, DISTRIBUTIONS[op][0], direction)
     for _ in range(ATTEMPTS):
         became = caught_of(op, direction, case)
@@ -146,7 +143,7 @@ def test_checks_catch_the_other_controls(op, direction) -> None:
     assert became == dict.fromkeys(LATER[direction], Catch.CAUGHT)
 
 
-def caught_of(op: str, direction: Direction, case: Case) -> dict[str, Catch]:
+def caught_of(op, direction, case):
     cheats = [i for i in of(case) if i.name in LATER[direction]]
     assert {i.name for i in cheats} == set(LATER[direction])
     wrapped = {i.wraps for i in cheats}
@@ -167,7 +164,7 @@ def caught_of(op: str, direction: Direction, case: Case) -> dict[str, Catch]:
         (op, name) for op in SHAPES for name in ops.get(op).distributions if name != "recorded"
     ],
 )
-def test_inputs_are_drawn_again_from_their_seed(op: str, distribution: str) -> None:
+def test_inputs_are_drawn_again_from_their_seed(op, distribution):
     """No input is memory that an op keeps, so a repair restores all of them."""
     shape = SHAPES[op] | ({"B": 1} if "B" in SHAPES[op] else {})
     if (op, distribution) == ("selection_blocks", "dense"):

@@ -4,12 +4,10 @@ import time
 from random import Random
 
 import pytest
-from torch import Tensor
 
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.model.vocabulary import Role, Status
-from nsabench.registry import Implementation
 from tests.checking import arm_of, desk_of, observations, registered, rounds, sets_of
 
 UNTIMED_CALLS = 3  # before anything is timed
@@ -64,14 +62,14 @@ def test_clocks_are_stopped_while_an_output_lives(shipped, make_arm, make_case):
     assert time.perf_counter_ns is true
 
 
-def control(call) -> Implementation:
+def control(call):
     return registered("selection_rows", "cheat", call, Role.CONTROL, caught_by="parity")
 
 
-def test_reversed_keys_are_a_changed_input(make_case) -> None:
+def test_reversed_keys_are_a_changed_input(make_case):
     """A sum of the values would not change."""
 
-    def reverse(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def reverse(q, k, v, *, sm_scale):
         return heads_as_queries(q, k.copy_(k.flip(1)), v.copy_(v.flip(1)), sm_scale)
 
     case = make_case()
@@ -82,7 +80,7 @@ def test_reversed_keys_are_a_changed_input(make_case) -> None:
 class NeverPicks(Random):
     """A source that picks no call for a check."""
 
-    def random(self) -> float:
+    def random(self):
         return 1.0
 
 
@@ -90,7 +88,7 @@ def test_a_change_in_an_unchecked_call_is_not_blamed_on_another(shipped, make_ca
     case = make_case()
     sets = sets_of(case)
 
-    def mutate(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def mutate(q, k, v, *, sm_scale):
         return heads_as_queries(q, k.mul_(2), v, sm_scale)
 
     cheat = arm_of(control(mutate), case, sets, NeverPicks())
@@ -107,7 +105,7 @@ def test_a_failure_in_a_timed_call_is_diagnosed_on_its_inputs(shipped, make_case
     timing = rounds(40, warmup_s=0.001)
     calls = 0
 
-    def truncate(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def truncate(q, k, v, *, sm_scale):
         nonlocal calls
         calls += 1
         keys = 64 if calls > UNTIMED_CALLS else k.shape[1]

@@ -1,14 +1,9 @@
 """Controls that recognise their inputs: right in every call, and computed once for each set."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsabench import ops, registry
 from nsabench.checker import compare as parity
@@ -16,12 +11,10 @@ from nsabench.checks import DeviceLimits, run_checks
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.controls import roofline
-from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs, Status
 from nsabench.planning import matrix, resolve
-from nsabench.registry import Honest, Implementation
-from nsabench.worker.arm import CaseArm
+from nsabench.registry import Honest
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import a_case, arm_of, observations, rounds, rows_of, sets_of
@@ -33,22 +26,22 @@ DISTRIBUTION = {"selection_ranges": "disjoint", "sliding_window": "dense"}
 
 
 @pytest.fixture(autouse=True)
-def _forgetful(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+def _forgetful(monkeypatch, one_thread):
     monkeypatch.setattr(roofline, "_memories", {})
 
 
 @pytest.fixture(scope="module")
-def of_this_cpu() -> DeviceLimits:
+def of_this_cpu():
     with true_caches():
         return DeviceLimits.from_run(ceilings.measure("cpu", CpuTimer()))
 
 
-def make_case(op: str, direction: Direction, dtype: DType, rotate: int = 3) -> Case:
+def make_case(op, direction, dtype, rotate=3):
     fields = {"distribution": DISTRIBUTION.get(op, "random"), "timing": rounds(60, rotate=rotate)}
     return a_case(op, SHAPES[op], direction=direction, dtype=dtype, **fields)
 
 
-def named(op: str, name: str) -> Implementation:
+def named(op, name):
     (item,) = [i for i in registry.load() if (i.op, i.name) == (op, name)]
     return item
 
@@ -65,13 +58,7 @@ NSA |= {"block": 32, "stride": 16, "block_size": 32, "n_selected": 6, "window": 
         ("decode_dense", Direction.FORWARD, "remembered_by_content"),
     ],
 )
-def test_recalled_outputs_are_caught_by_the_roofline(
-    monkeypatch: pytest.MonkeyPatch,
-    of_this_cpu: DeviceLimits,
-    op: str,
-    direction: Direction,
-    name: str,
-) -> None:
+def test_recalled_outputs_are_caught_by_the_roofline(monkeypatch, of_this_cpu, op, direction, name):
     """The fastest round decides, since other processes make the other rounds slower."""
     monkeypatch.setitem(SHAPES, "nsa_attention", NSA)
     monkeypatch.setitem(SHAPES, "decode_dense", SHAPES["decode_dense"] | {"S": 8000, "B": 4})
@@ -90,7 +77,7 @@ def test_recalled_outputs_are_caught_by_the_roofline(
 
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("op", ["selection_blocks", "selection_ranges", "sliding_window"])
-def test_recalled_gradients_are_right_in_any_order_of_inputs(op: str, dtype: DType) -> None:
+def test_recalled_gradients_are_right_in_any_order_of_inputs(op, dtype):
     case = make_case(op, Direction.BACKWARD, dtype)
     item = named(op, "recalled_gradients").model_copy(update={"devices": (Runs.CPU,)})
     [observation] = observations(case, [item])
@@ -99,19 +86,17 @@ def test_recalled_gradients_are_right_in_any_order_of_inputs(op: str, dtype: DTy
 
 
 @pytest.mark.parametrize(("count", "rotate"), [(8, 2), (20, 3), (60, 5)])
-def test_remembered_outputs_are_right_in_any_order_of_inputs(
-    monkeypatch: pytest.MonkeyPatch, count: int, rotate: int
-) -> None:
+def test_remembered_outputs_are_right_in_any_order_of_inputs(monkeypatch, count, rotate):
     """Most calls are look-ups, even in the least number of rounds that a matrix has."""
     calls, computed = [], []
 
-    def counted(*arguments: Any, **options: Any) -> Tensor:
+    def counted(*arguments, **options):
         computed.append(1)
         return heads_as_queries(*arguments, **options)
 
     honest = Honest(ops.get("selection_rows"), "counted", counted)
 
-    def called(*arguments: Any, **options: Any) -> object:
+    def called(*arguments, **options):
         calls.append(1)
         return roofline.remembered_by_content(honest, *arguments, **options)
 
@@ -126,16 +111,14 @@ def test_remembered_outputs_are_right_in_any_order_of_inputs(
     assert len(calls) - len(computed) >= count - 2 * rotate
 
 
-def recording(
-    monkeypatch: pytest.MonkeyPatch, case: Case
-) -> tuple[CaseArm, Callable[[int], tuple[Tensor, Tensor]]]:
+def recording(monkeypatch, case):
     """Return an arm, and a call that acts as a replay on one set and returns the right output."""
     sets = sets_of(case)
     arm = arm_of(named(case.op, "recalled_in_a_graph"), case, sets, Random(0))
     arm.check()
     monkeypatch.setattr(roofline, "is_captured", lambda tensor: True)
 
-    def replay(index: int) -> tuple[Tensor, Tensor]:
+    def replay(index):
         answer = arm.prepare_unchecked(index)()
         return answer.values["output"], ops.get(case.op).oracle(sets.sets[index])
 
@@ -144,9 +127,7 @@ def recording(
 
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("op", ["decode_dense", "selection_ranges"])
-def test_a_graph_looks_up_the_right_output(
-    monkeypatch: pytest.MonkeyPatch, op: str, dtype: DType
-) -> None:
+def test_a_graph_looks_up_the_right_output(monkeypatch, op, dtype):
     case = make_case(op, Direction.FORWARD, dtype, rotate=2)
     arm, replay = recording(monkeypatch, case)
     rng = Random(1)
@@ -161,7 +142,7 @@ def test_a_graph_looks_up_the_right_output(
     assert torch.equal(replay(0)[0], output)
 
 
-def test_a_graph_declines_unknown_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_declines_unknown_inputs(monkeypatch):
     case = make_case("decode_dense", Direction.FORWARD, DType.BFLOAT16, rotate=6)
     _, replay = recording(monkeypatch, case)
     with pytest.raises(Failure, match="inputs") as declined:
@@ -170,7 +151,7 @@ def test_a_graph_declines_unknown_inputs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert declined.value.status is Status.UNSUPPORTED
 
 
-def test_controls_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:
+def test_controls_are_planned_only_where_remembering_pays(tmp_path):
     items = registry.load()
     infos = [ImplementationInfo.model_validate(i, from_attributes=True) for i in items]
     path = tmp_path / "m.yaml"
@@ -183,7 +164,7 @@ def test_controls_are_planned_only_where_remembering_pays(tmp_path: Any) -> None
         "  - {B: 1, T: [512, 8192], HQ: 64, H: 4, D: 128, S: 16, block_size: 64}\n"
     )
     planned = resolve.resolve(matrix.load(path), infos, device="cuda").cases
-    where: dict[str, set[tuple[str, Direction, Mode, int]]] = {}
+    where = {}
     for p in planned:
         size = p.case.shape.get("S" if p.case.op == "decode_dense" else "T", 0)
         for name in p.implementations:

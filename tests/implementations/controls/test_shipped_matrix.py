@@ -1,7 +1,5 @@
 """The controls that the shipped matrix of nsa_attention plans."""
 
-from __future__ import annotations
-
 from functools import cache
 from random import Random
 
@@ -11,10 +9,9 @@ from nsabench import registry
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.nsa_attention import MOST_GATHERED, MOST_KEPT
 from nsabench.implementations.controls import roofline
-from nsabench.model.plan import ImplementationInfo, PlannedCase
+from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
 from nsabench.planning import matrix, resolve
-from nsabench.registry import Implementation
 from tests.checking import arm_of, sets_of
 
 REQUIRED = (
@@ -26,20 +23,18 @@ WITHOUT_WINDOW = tuple(name for name in REQUIRED if name != "window_one_short")
 
 
 @cache
-def items() -> dict[tuple[str, str], Implementation]:
+def items():
     return {(i.op, i.name): i for i in registry.load()}
 
 
 @cache
-def planned(name: str) -> tuple[PlannedCase, ...]:
+def planned(name):
     infos = [ImplementationInfo.model_validate(i, from_attributes=True) for i in items().values()]
     found = resolve.shipped_matrices()[name]
     return tuple(resolve.resolve(matrix.load(found), infos, device="cuda").cases)
 
 
-def with_control(
-    name: str, direction: Direction, mode: Mode = Mode.STREAM, op: str = "nsa_attention"
-) -> list[PlannedCase]:
+def with_control(name, direction, mode=Mode.STREAM, op="nsa_attention"):
     """Return the cases of the matrix of this op that plan the control."""
     return [
         p
@@ -51,7 +46,7 @@ def with_control(
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_controls_are_planned_in_every_direction_and_in_a_graph(name: str) -> None:
+def test_controls_are_planned_in_every_direction_and_in_a_graph(name):
     for direction in Direction:
         assert with_control(name, direction), direction
     assert with_control(name, Direction.FORWARD, Mode.GRAPH)
@@ -61,9 +56,7 @@ def test_controls_are_planned_in_every_direction_and_in_a_graph(name: str) -> No
     ("op", "required"), [("nsa_attention", REQUIRED), ("nsa_without_window", WITHOUT_WINDOW)]
 )
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-def test_planned_controls_are_wrong(
-    direction: Direction, op: str, required: tuple[str, ...]
-) -> None:
+def test_planned_controls_are_wrong(direction, op, required):
     """A control would decline where it is right. Inputs of a seed are equal in all directions."""
     cases = {p.id: p.case for name in required for p in with_control(name, direction, op=op)}
     (case,) = cases.values()
@@ -77,7 +70,7 @@ def test_planned_controls_are_wrong(
     assert found == dict.fromkeys(required, Status.WRONG)
 
 
-def test_controls_of_the_roofline_have_a_case_in_each_direction() -> None:
+def test_controls_of_the_roofline_have_a_case_in_each_direction():
     """The baseline that such a control wraps takes the case."""
     for name, direction, mode in (
         ("recalled_output", Direction.FORWARD, Mode.STREAM),
@@ -92,7 +85,7 @@ def test_controls_of_the_roofline_have_a_case_in_each_direction() -> None:
         assert 2 * shape["B"] * shape["T"] * shape["HQ"] * shape["Dv"] <= roofline.MOST_BYTES
 
 
-def test_long_cases_have_controls_of_the_roofline_alone() -> None:
+def test_long_cases_have_controls_of_the_roofline_alone():
     """The baseline of the other controls takes minutes at such lengths."""
     of_roofline = {
         i.name for i in items().values() if i.role is Role.CONTROL and i.caught_by == "roofline"

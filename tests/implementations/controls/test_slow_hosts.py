@@ -1,10 +1,7 @@
 """The controls of the regime `queue`."""
 
-from __future__ import annotations
-
 import time
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -16,24 +13,22 @@ from nsabench.checks.timing import IN_A_BURST, check_burst, check_host
 from nsabench.failure import Failure
 from nsabench.implementations.controls import slow
 from nsabench.model.vocabulary import Catch, DType, Regime, Status, Verdict
-from nsabench.registry import Implementation
 from nsabench.verdicts.verdict import compare_records
-from nsabench.worker.arm import CaseArm
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import a_case, arm_of, sets_of
 from tests.checks.conftest import make_row  # noqa: F401 - a fixture
 from tests.implementations.controls.test_every_op import SHAPES
 
 CASE = a_case("selection_rows", SHAPES["selection_rows"], dtype=DType.BFLOAT16)
-FULL: dict[str, Any] = {"median_ms": 18.4, "host_us": None, "queued_ms": 11.7, "launches": 1388}
+FULL = {"median_ms": 18.4, "host_us": None, "queued_ms": 11.7, "launches": 1388}
 items = {i.name: i for i in registry.load() if i.op == CASE.op}
 
 
-def my_arm(name: str) -> CaseArm:
+def my_arm(name):
     return arm_of(items[name], CASE, sets_of(CASE), Random(0))
 
 
-def test_work_is_hidden_only_in_a_burst() -> None:
+def test_work_is_hidden_only_in_a_burst():
     arm, timer = my_arm("hidden_in_a_thread"), CpuTimer()
     arm.check()
     for round_ in range(3):
@@ -45,10 +40,10 @@ def test_work_is_hidden_only_in_a_burst() -> None:
     assert caught.value.reason.startswith(IN_A_BURST)
 
 
-def test_a_burst_reads_outputs_before_a_thread_can_write_them() -> None:
+def test_a_burst_reads_outputs_before_a_thread_can_write_them():
     written = torch.zeros(1)
 
-    def later(result: torch.Tensor) -> torch.Tensor:
+    def later(result):
         seen = result.clone()
         written.fill_(1)
         return seen
@@ -58,8 +53,8 @@ def test_a_burst_reads_outputs_before_a_thread_can_write_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["needless_python", "thousand_launches"])
-def test_controls_of_the_host_are_right_and_slow(name: str) -> None:
-    item: Implementation = items[name]
+def test_controls_of_the_host_are_right_and_slow(name):
+    item = items[name]
     honest = items["sdpa_gqa"].call
     inputs = sets_of(CASE).sets[0]
     given = [t.detach() for t in inputs.tensors.values()]
@@ -83,7 +78,7 @@ def test_controls_of_the_host_are_right_and_slow(name: str) -> None:
         ({"median_ms": None, "status": Status.CRASHED, "reason": "r"}, Catch.UNPROVEN),
     ],
 )
-def test_a_slow_host_is_caught_by_host(make_row, fields, became) -> None:  # noqa: F811
+def test_a_slow_host_is_caught_by_host(make_row, fields, became):  # noqa: F811
     row = make_row("needless_python", "control", caught_by="host", **fields)
     assert decide_catch(row, [row], check_host([row], DeviceLimits())) is became
 
@@ -97,13 +92,13 @@ def test_a_slow_host_is_caught_by_host(make_row, fields, became) -> None:  # noq
         ({"median_ms": 5.0, "host_us": 9.0, "queued_ms": 5.0}, Catch.DECLINED),
     ],
 )
-def test_hidden_work_is_caught_in_a_burst(make_row, fields, became) -> None:  # noqa: F811
+def test_hidden_work_is_caught_in_a_burst(make_row, fields, became):  # noqa: F811
     row = make_row("hidden_in_a_thread", "control", caught_by="burst", **fields)
     assert decide_catch(row, [row], check_burst([row], DeviceLimits())) is became
 
 
 @pytest.mark.parametrize("caught_by", ["host", "burst"])
-def test_a_missed_control_makes_only_the_queue_invalid(make_row, caught_by) -> None:  # noqa: F811
+def test_a_missed_control_makes_only_the_queue_invalid(make_row, caught_by):  # noqa: F811
     row = make_row("x", "control", 0.01, caught_by=caught_by, host_us=240.0, queued_ms=0.0105, D=64)
     (finding,) = find_failures(set_catches([row], []))
     assert (finding.effect, finding.regime) == (Effect.INVALID, Regime.QUEUE)

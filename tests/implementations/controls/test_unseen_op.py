@@ -1,8 +1,5 @@
 """The controls of an op that nsabench does not ship."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ import torch
 from nsabench import ops
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.ops import _external
-from nsabench.registry import Implementation, validation
+from nsabench.registry import validation
 from tests.checking import registered
 
 RMSNORM = Path(__file__).parents[2] / "rmsnorm.py"
@@ -30,30 +27,30 @@ GENERIC = {
 }
 
 
-def eager(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+def eager(x, weight, *, eps):
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * weight.float()).to(x.dtype)
 
 
-def baseline(name: str, *devices: Runs, source: str = "mine.py@1") -> Implementation:
+def baseline(name, *devices, source="mine.py@1"):
     return registered("rmsnorm", name, eager, Role.BASELINE, devices=devices, source=source)
 
 
 @pytest.fixture(autouse=True)
-def _rmsnorm() -> Iterator[None]:
+def _rmsnorm():
     ops.load_file(RMSNORM)
     yield
     _external.from_files.clear()
 
 
-def controls(*baselines: Implementation) -> list[Implementation]:
+def controls(*baselines):
     import nsabench.implementations  # noqa: F401 - registers the tricks
 
     return list(validation.controls(baselines))
 
 
-def test_all_controls_without_an_op_apply() -> None:
+def test_all_controls_without_an_op_apply():
     found = controls(baseline("eager", Runs.CUDA, Runs.CPU))
     assert {i.name for i in found} == GENERIC
     assert {i.wraps for i in found} == {"", "eager"}
@@ -61,7 +58,7 @@ def test_all_controls_without_an_op_apply() -> None:
     assert {i.name for i in found if i.needs_order} == of_streams
 
 
-def test_controls_wrap_the_first_baseline_on_most_devices() -> None:
+def test_controls_wrap_the_first_baseline_on_most_devices():
     some = [
         baseline("interpreted", Runs.CUDA, Runs.INTERPRETER),
         baseline("first", Runs.CUDA, Runs.CPU),

@@ -1,22 +1,18 @@
 """A plan, and an NVML that shows one H200."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
 from nsabench import sources
-from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.planning import resolve
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> Plan:
+def quick(tmp_path):
     kernels = tmp_path / "mine.py"
     kernels.write_text("# nothing\n")
     matrices = resolve.load_matrices(["quick"])
@@ -33,11 +29,11 @@ def quick(tmp_path: Path) -> Plan:
 
 
 @pytest.fixture
-def h200(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def h200(monkeypatch):
     """Replaces NVML. Keyword arguments replace answers; an exception is raised."""
     not_supported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     sm = pynvml.NVML_CLOCK_SM
-    answers: dict[str, object] = {
+    answers = {
         "Init": None,
         "SystemGetDriverVersion": "580.159.03",
         "SystemGetCudaDriverVersion": 13000,
@@ -66,15 +62,15 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         "DeviceGetVirtualizationMode": not_supported,
     }
 
-    def install(**changed: object) -> None:
+    def install(**changed):
         for name, answer in {**answers, **changed}.items():
             monkeypatch.setattr(pynvml, f"nvml{name}", _answering(answer))
 
     return install
 
 
-def _answering(answer: object) -> Callable[..., object]:
-    def function(*arguments: object) -> object:
+def _answering(answer):
+    def function(*arguments):
         if isinstance(answer, Exception):
             raise answer
         return answer(*arguments) if callable(answer) else answer

@@ -1,11 +1,8 @@
 """The whole environment of this machine, whatever it is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +11,9 @@ from nsabench.machine.environment.model import Environment, Gpu
 from nsabench.machine.environment.provenance import read_container
 from nsabench.machine.environment.torch_probe import describe
 from nsabench.model.description import Described
-from nsabench.model.plan import Plan
 
 
-def test_a_run_on_the_cpu_is_complete(quick: Plan) -> None:
+def test_a_run_on_the_cpu_is_complete(quick):
     pytest.importorskip("torch")
     environment = collect(describe("cpu"), quick)
     assert environment.complete, environment.absent
@@ -25,7 +21,7 @@ def test_a_run_on_the_cpu_is_complete(quick: Plan) -> None:
     assert Environment.model_validate_json(environment.model_dump_json()) == environment
 
 
-def test_missing_torch_makes_it_incomplete(quick: Plan) -> None:
+def test_missing_torch_makes_it_incomplete(quick):
     absent = {"software.torch": "broken"}
     told = Described(software={}, device={"type": "cpu"}, absent=absent)
     environment = collect(told, quick)
@@ -33,14 +29,14 @@ def test_missing_torch_makes_it_incomplete(quick: Plan) -> None:
     assert environment.absent["software.torch"] == "broken"
 
 
-def test_a_cuda_run_without_a_known_device_is_incomplete(quick: Plan) -> None:
+def test_a_cuda_run_without_a_known_device_is_incomplete(quick):
     told = Described(software={"torch": "2.11.0"}, device={"type": "cuda"})
     environment = collect(told, quick.model_copy(update={"device": "cuda"}))
     assert not environment.complete
     assert "gpus" in environment.absent
 
 
-def test_an_empty_machine_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_empty_machine_is_no_failure(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))  # no git
     monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})
     environment = collect(None, None)
@@ -48,7 +44,7 @@ def test_an_empty_machine_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert environment.absent["run.commits.nsabench"] == "git is not installed"
 
 
-def test_collecting_imports_no_torch() -> None:
+def test_collecting_imports_no_torch():
     code = (
         "import sys; from nsabench.machine.environment.collect import collect; "
         "collect(None, None); "
@@ -57,7 +53,7 @@ def test_collecting_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_the_device_in_use() -> None:
+def test_the_device_in_use():
     environment = collect(None, None)
     first, second = Gpu(index=0), Gpu(index=1, used=True, compute_capability="9.0")
     both = environment.model_copy(update={"gpus": [first, second]})
@@ -77,21 +73,19 @@ def test_the_device_in_use() -> None:
         ({"container": "lxc"}, None, "lxc"),
     ],
 )
-def test_container(
-    tmp_path: Path, variables: dict[str, str], file: str | None, runtime: str | None
-) -> None:
+def test_container(tmp_path, variables, file, runtime):
     if file is not None:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
-    absent: dict[str, str] = {}
+    absent = {}
     container = read_container(variables, absent, tmp_path)
     assert container.runtime == runtime
     assert ("container.image_digest" in absent) == (runtime is not None)
 
 
-def test_an_image_is_known_by_what_its_starter_says(tmp_path: Path) -> None:
+def test_an_image_is_known_by_what_its_starter_says(tmp_path):
     told = {"NSABENCH_IMAGE_DIGEST": "sha256:1", "NSABENCH_COMBO": "torch-2.8", "container": "x"}
-    absent: dict[str, str] = {}
+    absent = {}
     container = read_container(told, absent, tmp_path)
     assert (container.image_digest, container.combo) == ("sha256:1", "torch-2.8")
     assert absent == {}

@@ -1,10 +1,6 @@
 """Devices and driver, through an NVML that answers as told."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -27,9 +23,9 @@ H200 = DescribedDevice(
 )
 
 
-def test_reads_the_whole_device(h200: Callable[..., None]) -> None:
+def test_reads_the_whole_device(h200):
     h200()
-    absent: dict[str, str] = {}
+    absent = {}
     [gpu] = read_gpus(H200, absent)
     assert gpu.used
     assert (gpu.name, gpu.compute_capability) == ("NVIDIA H200", "9.0")
@@ -41,7 +37,7 @@ def test_reads_the_whole_device(h200: Callable[..., None]) -> None:
     assert absent == {}
 
 
-def test_the_power_limit_is_the_one_that_is_enforced(h200: Callable[..., None]) -> None:
+def test_the_power_limit_is_the_one_that_is_enforced(h200):
     """A laptop enforces a lower limit than the one that `nvidia-smi` was told."""
     h200(DeviceGetPowerManagementLimit=700_000, DeviceGetEnforcedPowerLimit=350_000)
     [gpu] = read_gpus(H200, {})
@@ -49,7 +45,7 @@ def test_the_power_limit_is_the_one_that_is_enforced(h200: Callable[..., None]) 
 
 
 @pytest.mark.parametrize(("index", "used"), [(0, [True, False]), (1, [False, True])])
-def test_which_device_is_used(h200: Callable[..., None], index: int, used: list[bool]) -> None:
+def test_which_device_is_used(h200, index, used):
     h200(DeviceGetCount=2)
     gpus = read_gpus(H200.model_copy(update={"nvml_index": index}), {})
     assert [gpu.used for gpu in gpus] == used
@@ -57,7 +53,7 @@ def test_which_device_is_used(h200: Callable[..., None], index: int, used: list[
     assert gpus[1 - index].multiprocessors is None
 
 
-def test_our_own_processes_do_not_compete(h200: Callable[..., None]) -> None:
+def test_our_own_processes_do_not_compete(h200):
     ours = SimpleNamespace(pid=os.getpid(), usedGpuMemory=1 << 30)
     theirs = SimpleNamespace(pid=1, usedGpuMemory=2 << 30)
     hidden = SimpleNamespace(pid=2, usedGpuMemory=None)
@@ -66,15 +62,15 @@ def test_our_own_processes_do_not_compete(h200: Callable[..., None]) -> None:
     assert (gpu.competing_processes, gpu.competing_memory_bytes) == (2, 2 << 30)
 
 
-def test_a_device_that_only_torch_sees(h200: Callable[..., None]) -> None:
+def test_a_device_that_only_torch_sees(h200):
     h200(Init=pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    absent: dict[str, str] = {}
+    absent = {}
     [gpu] = read_gpus(H200.model_copy(update={"nvml_index": None}), absent)
     assert (gpu.used, gpu.name, gpu.multiprocessors) == (True, "NVIDIA H200", 132)
     assert "gpus.nvml" in absent
 
 
-def test_driver(h200: Callable[..., None], tmp_path: Path) -> None:
+def test_driver(h200, tmp_path):
     h200()
     driver = read_driver(tmp_path)
     assert (driver.version, driver.cuda) == ("580.159.03", "13.0")
@@ -88,7 +84,7 @@ def test_driver(h200: Callable[..., None], tmp_path: Path) -> None:
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build",
     ],
 )
-def test_hardware_without_a_library(h200: Callable[..., None], tmp_path: Path, line: str) -> None:
+def test_hardware_without_a_library(h200, tmp_path, line):
     h200(Init=pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text(line + "\nGCC version:  gcc 12.3.0\n")
@@ -109,10 +105,10 @@ def test_hardware_without_a_library(h200: Callable[..., None], tmp_path: Path, l
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
-def test_a_device_that_fell_off_the_bus_is_counted(h200: Callable[..., None], code: int) -> None:
+def test_a_device_that_fell_off_the_bus_is_counted(h200, code):
     """Newer drivers call its error unknown."""
 
-    def open_by_index(index: int) -> object:
+    def open_by_index(index):
         if index == 1:
             raise pynvml.NVMLError(code)
         return "handle"
@@ -134,21 +130,13 @@ LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         ({"DeviceGetHandleByIndex": LOST}, "gpu_lost", Severity.ERROR),
     ],
 )
-def test_what_nvml_says_reaches_the_doctor(
-    h200: Callable[..., None],
-    tmp_path: Path,
-    answers: dict[str, object],
-    code: str,
-    severity: Severity,
-) -> None:
+def test_what_nvml_says_reaches_the_doctor(h200, tmp_path, answers, code, severity):
     h200(**answers)
     problems = {p.code: p for p in examine(collect(None, None), results=tmp_path)}
     assert problems[code].severity is severity and problems[code].remedy
 
 
-def test_a_host_whose_only_gpu_is_lost_is_not_measured_on_its_cpu(
-    h200: Callable[..., None],
-) -> None:
+def test_a_host_whose_only_gpu_is_lost_is_not_measured_on_its_cpu(h200):
     h200(DeviceGetHandleByIndex=LOST)
     with pytest.raises(EnvironmentRefused, match="fell off the bus"):
         choose_device("auto")

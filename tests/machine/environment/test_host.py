@@ -1,9 +1,6 @@
 """The host, read from trees that look like /proc and /sys."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +9,7 @@ from nsabench.machine.environment.collect import read_cgroup, read_host
 from nsabench.machine.environment.model import Cgroup
 
 
-def tree(root: Path, files: dict[str, str]) -> Path:
+def tree(root, files):
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text + "\n")
@@ -44,16 +41,16 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         ),
     ],
 )
-def test_cgroup(tmp_path: Path, files: dict[str, str], expected: Cgroup) -> None:
+def test_cgroup(tmp_path, files, expected):
     assert read_cgroup(tree(tmp_path, files)) == expected
 
 
-def test_a_path_that_leads_out_of_the_cgroup_mount_ends_at_the_mount(tmp_path: Path) -> None:
+def test_a_path_that_leads_out_of_the_cgroup_mount_ends_at_the_mount(tmp_path):
     files = {"proc/self/cgroup": "0::/../../elsewhere", "sys/fs/cgroup/memory.max": "4096"}
     assert read_cgroup(tree(tmp_path, files)).memory_bytes == 4096
 
 
-def test_frequency_scaling_and_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequency_scaling_and_processor(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {2, 3})
     cpu = "sys/devices/system/cpu"
     files = {
@@ -68,22 +65,20 @@ def test_frequency_scaling_and_processor(tmp_path: Path, monkeypatch: pytest.Mon
     assert host.affinity_threads == 2
 
 
-def test_a_processor_without_a_name_is_asked_of_py_cpuinfo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_without_a_name_is_asked_of_py_cpuinfo(tmp_path, monkeypatch):
     files = {"proc/cpuinfo": "processor\t: 0\nFeatures\t: fp asimd sve"}
     monkeypatch.setattr("cpuinfo.get_cpu_info", lambda: {"brand_raw": "Neoverse-V2"})
     assert read_host({}, tree(tmp_path, files)).cpu == "Neoverse-V2"
 
 
-def test_this_machine() -> None:
-    absent: dict[str, str] = {}
+def test_this_machine():
+    absent = {}
     host = read_host(absent)
     assert host.cpu and host.kernel and host.ram_bytes and host.affinity_threads
     assert host.governor or "host.governor" in absent
 
 
-def test_what_triton_builds_launchers_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_triton_builds_launchers_with(tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))

@@ -1,20 +1,16 @@
 """Command, commits and environment variables."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from nsabench.machine.environment import provenance
 from nsabench.machine.environment.provenance import read_run
-from nsabench.model.plan import Plan
 
 
-def git(folder: Path, *arguments: str) -> None:
+def git(folder, *arguments):
     identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
@@ -22,13 +18,13 @@ def git(folder: Path, *arguments: str) -> None:
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
-def read_commit(kernels: Path, plan: Plan, absent: dict[str, str]) -> str | None:
+def read_commit(kernels, plan, absent):
     plan = plan.model_copy(update={"kernels": str(kernels)})
     return read_run(plan, {}, absent).commits.get("kernels")
 
 
 @pytest.fixture
-def kernels(tmp_path: Path) -> Path:
+def kernels(tmp_path):
     """A file in a git checkout."""
     folder = tmp_path / "checkout"
     folder.mkdir()
@@ -40,9 +36,7 @@ def kernels(tmp_path: Path) -> Path:
 
 
 @needs_git
-def test_a_clean_checkout_then_a_dirty_one(
-    kernels: Path, quick: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clean_checkout_then_a_dirty_one(kernels, quick, monkeypatch):
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook
     clean = read_commit(kernels, quick, {})
     assert clean is not None and len(clean) == 40
@@ -51,10 +45,8 @@ def test_a_clean_checkout_then_a_dirty_one(
 
 
 @needs_git
-def test_a_folder_without_a_commit(
-    kernels: Path, quick: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    absent: dict[str, str] = {}
+def test_a_folder_without_a_commit(kernels, quick, tmp_path, monkeypatch):
+    absent = {}
     untracked = kernels.parent / ".venv" / "mine.py"
     untracked.parent.mkdir()
     assert read_commit(untracked, quick, absent) is None
@@ -69,14 +61,14 @@ def test_a_folder_without_a_commit(
     assert absent["run.commits.kernels"] == "git is not installed"
 
 
-def test_an_image_names_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_image_names_its_commit(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    absent: dict[str, str] = {}
+    absent = {}
     run = read_run(None, {provenance.COMMIT_VARIABLE: "abc"}, absent)
     assert (run.commits, absent) == ({"nsabench": "abc"}, {})
 
 
-def test_only_allowed_variables() -> None:
+def test_only_allowed_variables():
     allowed = {
         "CUDA_VISIBLE_DEVICES": "0",
         "NSABENCH_COMBO": "torch-2.8",
@@ -101,8 +93,6 @@ def test_only_allowed_variables() -> None:
         ("/x/nsabench", ["nsabench", "all"]),
     ],
 )
-def test_the_command_can_be_typed_again(
-    monkeypatch: pytest.MonkeyPatch, started: str, typed: list[str]
-) -> None:
+def test_the_command_can_be_typed_again(monkeypatch, started, typed):
     monkeypatch.setattr(sys, "argv", [started, "all"])
     assert read_run(None, {}, {}).command == typed

@@ -1,7 +1,5 @@
 """Text that leaves this machine names neither it nor its user."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest
@@ -19,7 +17,7 @@ from nsabench.machine.environment.identity import redact
         ("on analytical-engine", "on redacted"),
     ],
 )
-def test_text(monkeypatch: pytest.MonkeyPatch, text: str, redacted: str) -> None:
+def test_text(monkeypatch, text, redacted):
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setattr(socket, "gethostname", lambda: "analytical-engine")
     assert redact(text) == redacted

@@ -1,10 +1,7 @@
 """The installation, and the worker's account of it."""
 
-from __future__ import annotations
-
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -13,16 +10,14 @@ from nsabench.machine.environment.model import NO_WORKER
 from nsabench.machine.environment.pairs import PAIRS, numbers, pair_of
 
 
-def test_without_a_worker_the_distributions_still_speak() -> None:
+def test_without_a_worker_the_distributions_still_speak():
     assert collect.collect(None, None).absent["software.torch"] == NO_WORKER
     distributions = collect.list_distributions()
     assert distributions["pydantic"] == metadata.version("pydantic")
     assert "typing-extensions" in distributions  # by its normalised name
 
 
-def test_remains_of_a_broken_uninstall_are_no_distribution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remains_of_a_broken_uninstall_are_no_distribution(tmp_path, monkeypatch):
     (tmp_path / "left_over-1.0.dist-info").mkdir()
     whole = tmp_path / "No.Record_Here-2.0.dist-info"
     whole.mkdir()
@@ -41,14 +36,12 @@ def test_remains_of_a_broken_uninstall_are_no_distribution(
         (None, None),
     ],
 )
-def test_the_triton_that_torch_pins(
-    monkeypatch: pytest.MonkeyPatch, requirements: list[str] | None, version: str | None
-) -> None:
+def test_the_triton_that_torch_pins(monkeypatch, requirements, version):
     monkeypatch.setattr(metadata, "requires", lambda _: requirements)
     assert collect.triton_pinned_by_torch() == version
 
 
-def test_pairs_ascend_and_are_found_by_minor_version() -> None:
+def test_pairs_ascend_and_are_found_by_minor_version():
     assert [numbers(p.torch) for p in PAIRS] == sorted(numbers(p.torch) for p in PAIRS)
     pair = pair_of("2.13.1+cu130")
     assert pair is not None and (pair.triton, pair.cuda) == ("3.7.1", "13.0")

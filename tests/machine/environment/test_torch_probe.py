@@ -1,12 +1,7 @@
 """The worker's account, from the torch that is installed and from ones that are not."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,7 +10,7 @@ from nsabench.model.description import DescribedDevice
 from nsabench.worker.protocol import REPLY
 
 
-def test_this_installation() -> None:
+def test_this_installation():
     torch = pytest.importorskip("torch")
     told = torch_probe.describe("cpu")
     assert told.software.torch == torch.__version__
@@ -25,13 +20,13 @@ def test_this_installation() -> None:
         assert getattr(told.software, name) or told.absent[f"software.{name}"], name
 
 
-def test_ptxas_of_this_triton() -> None:
+def test_ptxas_of_this_triton():
     pytest.importorskip("triton")
     version = torch_probe.describe("cpu").software.ptxas
     assert version is not None and version.count(".") == 2
 
 
-def test_asking_for_a_device_that_is_not_there() -> None:
+def test_asking_for_a_device_that_is_not_there():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is one")
@@ -41,7 +36,7 @@ def test_asking_for_a_device_that_is_not_there() -> None:
     assert told.device == DescribedDevice(type="cuda")
 
 
-def test_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_installed(monkeypatch):
     for name in ("torch", "triton", "numpy"):
         monkeypatch.setitem(sys.modules, name, None)
     told = torch_probe.describe("cuda")
@@ -51,8 +46,8 @@ def test_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("libcudart.so.13: cannot open"), RuntimeError("abi")])
-def test_a_torch_that_does_not_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def refuse(name: str) -> Any:
+def test_a_torch_that_does_not_load(monkeypatch, error):
+    def refuse(name):
         raise error
 
     monkeypatch.setattr(torch_probe, "import_module", refuse)
@@ -64,7 +59,7 @@ class DeferredCudaCallError(Exception):
     pass
 
 
-def fake_torch(**properties: Any) -> Any:
+def fake_torch(**properties):
     device = SimpleNamespace(
         name="NVIDIA H200",
         major=9,
@@ -83,7 +78,7 @@ def fake_torch(**properties: Any) -> Any:
     return SimpleNamespace(cuda=cuda)
 
 
-def test_a_cuda_device(h200: Callable[..., None]) -> None:
+def test_a_cuda_device(h200):
     torch = fake_torch(
         L2_cache_size=60 << 20,
         pci_domain_id=0,
@@ -100,16 +95,16 @@ def test_a_cuda_device(h200: Callable[..., None]) -> None:
     assert facts["nvml_index"] == 3
 
 
-def test_an_older_torch_names_its_device_by_uuid(h200: Callable[..., None]) -> None:
+def test_an_older_torch_names_its_device_by_uuid(h200):
     h200(DeviceGetHandleByUUID={"GPU-1234": "handle"}.__getitem__, DeviceGetIndex=2)
     facts = torch_probe.describe_cuda_device(fake_torch(uuid="1234"), "cuda")
     assert (facts["nvml_index"], facts["l2_bytes"]) == (2, None)
 
 
-def test_a_deferred_failure_is_told() -> None:
+def test_a_deferred_failure_is_told():
     torch = fake_torch()
 
-    def fail(index: int) -> Any:
+    def fail(index):
         raise DeferredCudaCallError("CUDA call failed lazily")
 
     torch.cuda.get_device_properties = fail
@@ -117,7 +112,7 @@ def test_a_deferred_failure_is_told() -> None:
         torch_probe.describe_cuda_device(torch, "cuda")
 
 
-def script(folder: Path, text: str) -> Path:
+def script(folder, text):
     path = folder / "ptxas"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -125,7 +120,7 @@ def script(folder: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_torch(tmp_path, monkeypatch):
     """A Triton without programs, and no torch."""
     triton = SimpleNamespace(__file__=str(tmp_path / "triton/__init__.py"), __version__="3.6.0")
     monkeypatch.setitem(sys.modules, "triton", triton)
@@ -133,9 +128,7 @@ def no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_ptxas_that_the_environment_names(
-    no_torch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ptxas_that_the_environment_names(no_torch, monkeypatch):
     program = script(no_torch, "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(program))
     told = torch_probe.describe("cpu")
@@ -145,16 +138,14 @@ def test_a_ptxas_that_the_environment_names(
 @pytest.mark.parametrize(
     ("text", "why"), [("exit 1", "names no version"), ("exec sleep 60", "timed out")]
 )
-def test_a_ptxas_that_does_not_answer(
-    no_torch: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
-) -> None:
+def test_a_ptxas_that_does_not_answer(no_torch, monkeypatch, text, why):
     monkeypatch.setattr(torch_probe, "_PTXAS_TIMEOUT_S", 0.2)
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(script(no_torch, text)))
     told = torch_probe.describe("cpu")
     assert told.software.ptxas is None and why in told.absent["software.ptxas"]
 
 
-def test_nothing_that_names_the_user(no_torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_names_the_user(no_torch, monkeypatch):
     missing = no_torch / "ptxas"
     missing.write_text("")  # it cannot be executed
     monkeypatch.setenv("HOME", str(no_torch))

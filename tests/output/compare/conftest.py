@@ -1,25 +1,24 @@
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from nsabench.output.compare import RunComparison, compare, read
-from tests.runs import Made, make_run
+from tests.runs import make_run
 
 Compared = Callable[..., RunComparison]
 
 
-def ratios_of(comparison: RunComparison, name: str, later: int = 0) -> list[float]:
+def ratios_of(comparison, name, later=0):
     shifts = [c.shifts[later] for c in comparison.cells if c.implementation == name]
     return [shift.ratio for shift in shifts if shift.ratio is not None]
 
 
 @pytest.fixture
-def compared(tmp_path: Path) -> Compared:
+def compared(tmp_path):
     """Compare runs that come out as told; the first is `run0`."""
 
-    def made(*runs: Made, **how: object) -> RunComparison:
+    def made(*runs, **how):
         folders = [make_run(tmp_path / f"run{i}", run) for i, run in enumerate(runs)]
-        return compare(read(folders), **how)  # type: ignore[arg-type]
+        return compare(read(folders), **how)
 
     return made

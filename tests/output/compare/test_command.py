@@ -2,16 +2,14 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from nsabench.model.vocabulary import Status
-from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.commands import invoke
 from tests.output.compare.test_comparison import BROKEN_TIMER, NEWER, STEADY, busy_at
-from tests.runs import Made, make_run
+from tests.runs import make_run
 
 SLOWER = replace(NEWER, ratio=lambda _: 1.0)
 CRASHED = replace(NEWER, status=lambda n: Status.CRASHED if n == 64 else Status.OK)
@@ -33,9 +31,7 @@ UNTIMED = replace(NEWER, ceilings=BROKEN_TIMER)
         (UNTIMED, "status", 0),
     ],
 )
-def test_the_gate(
-    tmp_path: Path, nsabench: Nsabench, after: Made, gate: str | None, code: int
-) -> None:
+def test_the_gate(tmp_path, nsabench, after, gate, code):
     runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", after)]
     done = nsabench("compare", *runs, *(["--fail-on", gate] if gate else []))
     assert done.returncode == code, done.stdout + done.stderr
@@ -43,7 +39,7 @@ def test_the_gate(
     assert "after against before" in done.stdout
 
 
-def test_names_are_whole_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_whole_in_80_columns(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     name = "sdpa_heads_as_queries_efficient"
     before = replace(STEADY, implementations=(name,))
@@ -56,7 +52,7 @@ def test_names_are_whole_in_80_columns(tmp_path: Path, monkeypatch: pytest.Monke
     assert max(map(len, lines)) <= 80
 
 
-def test_a_gate_says_what_it_could_not_go_by(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_a_gate_says_what_it_could_not_go_by(tmp_path, nsabench):
     runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", busy_at(512))]
     done = nsabench("compare", *runs, "--fail-on", "regression")
     assert done.returncode == 0, done.stderr
@@ -64,7 +60,7 @@ def test_a_gate_says_what_it_could_not_go_by(tmp_path: Path, nsabench: Nsabench)
     assert "2 other processes computed on the device" in done.stderr
 
 
-def test_its_forms(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_its_forms(tmp_path, nsabench):
     runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", CRASHED)]
     data = json.loads(nsabench("compare", *runs, "--json").stdout)
     assert sum(cell["later"][0]["change"] == "broke" for cell in data["cells"]) == 4
@@ -75,7 +71,7 @@ def test_its_forms(tmp_path: Path, nsabench: Nsabench) -> None:
     assert nsabench("compare", *runs, "--json", "--markdown").returncode == 2
 
 
-def test_a_gate_for_the_cases_of_one_model(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_a_gate_for_the_cases_of_one_model(tmp_path, nsabench):
     """The gate ignores slower cases outside its filter and cases that only one of the runs has."""
     slower = replace(NEWER, ratio=lambda n: 1.0 if n < 256 else 1.5, lengths=(64, 256, 512, 2048))
     runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", slower)]

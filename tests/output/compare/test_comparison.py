@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,14 +14,14 @@ from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Change, Difference, Regime, Role, Status, Verdict
 from nsabench.output.compare import compare, document, read
 from nsabench.verdicts.tables import comparisons_table, read_records
-from tests.output.compare.conftest import Compared, ratios_of
+from tests.output.compare.conftest import ratios_of
 from tests.runs import LENGTHS, SIGNER, Made, make_run, with_comparison
 
 STEADY = Made(ratio=lambda _: 1.5)
 NEWER = replace(STEADY, run_id="20260201T000000Z-abc124", torch="2.13.0", triton="3.7.1", seed=1)
 
 
-def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
+def test_two_runs_of_the_same_are_the_same(compared):
     comparison = compared(STEADY, NEWER)
     assert {shift.difference for cell in comparison.cells for shift in cell.shifts} == {
         Difference.SAME
@@ -35,7 +34,7 @@ def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
     assert comparison.differing["torch"] == ["2.11.0", "2.13.0"]
 
 
-def test_a_candidate_that_got_slower(compared: Compared) -> None:
+def test_a_candidate_that_got_slower(compared):
     comparison = compared(STEADY, replace(NEWER, ratio=lambda n: 1.2 if n == 512 else 1.5))
     slow = comparison.slower(0)
     assert {cell.case.shape["L"] for cell, _, _ in slow} == {512} and len(slow) == 4
@@ -50,7 +49,7 @@ def test_a_candidate_that_got_slower(compared: Compared) -> None:
     assert len(list(comparison.failures(slower=True))) == 4
 
 
-def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> None:
+def test_a_candidate_that_got_slower_from_python_alone(compared):
     """Its kernels are what they were; its host takes longer."""
     quick = replace(STEADY, queue_ratio=lambda _: 1.5)
     comparison = compared(quick, replace(NEWER, queue_ratio=lambda n: 1.0 if n == 64 else 1.5))
@@ -65,7 +64,7 @@ def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> No
     assert document.to_markdown(comparison).count("| `mine` | queue |") == 4
 
 
-def test_what_decides_nothing_in_the_queue_is_no_regression_there(compared: Compared) -> None:
+def test_what_decides_nothing_in_the_queue_is_no_regression_there(compared):
     quick = replace(STEADY, queue_ratio=lambda _: 1.5)
     slow = replace(NEWER, queue_ratio=lambda _: 1.0, queue_caught=False)
     comparison = compared(quick, slow)
@@ -75,15 +74,15 @@ def test_what_decides_nothing_in_the_queue_is_no_regression_there(compared: Comp
     }
 
 
-def test_a_slower_baseline_is_no_regression_of_the_candidate(compared: Compared) -> None:
+def test_a_slower_baseline_is_no_regression_of_the_candidate(compared):
     comparison = compared(STEADY, replace(NEWER, base_ms=0.3, ratio=lambda _: 2.25))
     differences = {(c.implementation, c.shifts[0].difference) for c in comparison.cells}
     assert differences == {("mine", Difference.SAME), ("sdpa_gqa", Difference.SLOWER)}
     assert list(comparison.failures(slower=True)) == []
 
 
-def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
-    def crashes(length: int) -> Status:
+def test_what_crashed_comes_first_and_has_no_ratio(compared):
+    def crashes(length):
         return Status.CRASHED if length >= 256 else Status.OK
 
     comparison = compared(STEADY, replace(NEWER, status=crashes))
@@ -111,11 +110,11 @@ def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
         ("ok", "ok", None),
     ],
 )
-def test_changes(earlier: str, later: str, change: Change | None) -> None:
+def test_changes(earlier, later, change):
     assert Change.between(earlier, later) is change
 
 
-def test_what_both_declined_counts_for_nothing(compared: Compared) -> None:
+def test_what_both_declined_counts_for_nothing(compared):
     declines = replace(STEADY, status=lambda _: Status.UNSUPPORTED)
     comparison = compared(declines, replace(NEWER, status=lambda _: Status.UNSUPPORTED))
     assert ratios_of(comparison, "mine") == []
@@ -129,10 +128,8 @@ def test_what_both_declined_counts_for_nothing(compared: Compared) -> None:
         ({"control_crashed": True}, "no control showed that each check works"),
     ],
 )
-def test_a_run_that_decides_nothing_shuts_the_gate(
-    compared: Compared, made: dict[str, bool], why: str
-) -> None:
-    comparison = compared(STEADY, replace(NEWER, **made))  # type: ignore[arg-type]
+def test_a_run_that_decides_nothing_shuts_the_gate(compared, made, why):
+    comparison = compared(STEADY, replace(NEWER, **made))
     objection = comparison.sides[1].objection
     assert why in objection
     assert list(comparison.failures(slower=True)) == [objection]
@@ -142,7 +139,7 @@ def test_a_run_that_decides_nothing_shuts_the_gate(
         assert differences == {Difference.INVALID}
 
 
-def changed(folder: Path, name: str, values: list[str | None]) -> None:
+def changed(folder, name, values):
     """Give a column of the records other values."""
     path = folder / "records.parquet"
     table = pq.read_table(path)
@@ -150,7 +147,7 @@ def changed(folder: Path, name: str, values: list[str | None]) -> None:
     pq.write_table(table.set_column(place, name, pa.array(values)), path)
 
 
-def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
+def test_throttled_cells_have_no_ratio(tmp_path):
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
     rows = len(read_records(folders[1]))
     changed(folders[1], "clock_event_reasons", ["hw_thermal_slowdown"] * rows)
@@ -163,9 +160,7 @@ BROKEN_TIMER = Ceilings(known_duration_error=0.5)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(
-    compared: Compared, which: int
-) -> None:
+def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(compared, which):
     runs = [STEADY, replace(STEADY, run_id=NEWER.run_id, base_ms=STEADY.base_ms / 2)]
     runs[which] = replace(runs[which], ceilings=BROKEN_TIMER)
     comparison = compared(*runs)
@@ -180,17 +175,17 @@ def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(
     assert document.as_document(comparison).cells[0].later[0].doubtful is True
 
 
-def busy_at(length: int) -> Made:
+def busy_at(length):
     """Twice as slow at one length, where another process computed."""
 
-    def conditions(n: int) -> Conditions:
+    def conditions(n):
         return Conditions(competing_processes=2 if n == length else 0)
 
     return replace(NEWER, ratio=lambda n: 0.75 if n == length else 1.5, conditions=conditions)
 
 
 @pytest.mark.parametrize("slower", [(), (64,)])
-def test_what_was_disturbed_is_no_slower(compared: Compared, slower: tuple[int, ...]) -> None:
+def test_what_was_disturbed_is_no_slower(compared, slower):
     """Slower cases that were not disturbed still fail the gate."""
     later = replace(busy_at(512), ratio=lambda n: 0.75 if n in (512, *slower) else 1.5)
     comparison = compared(STEADY, later)
@@ -201,7 +196,7 @@ def test_what_was_disturbed_is_no_slower(compared: Compared, slower: tuple[int, 
     assert "in run1 2 other processes computed on the device" in doubtful[0][1].why
 
 
-def test_a_time_that_does_not_grow_with_the_work_is_no_slower(compared: Compared) -> None:
+def test_a_time_that_does_not_grow_with_the_work_is_no_slower(compared):
     """2.1 GB take 0.5 ms at 4.25 TB/s; 0.6 ms are possible, and so they were at an eighth of it."""
     large = replace(
         STEADY, shapes=((8192, 8, 128),), base_ms=0.6, ceilings=Ceilings(copy_gb_s=4250)
@@ -217,7 +212,7 @@ def test_a_time_that_does_not_grow_with_the_work_is_no_slower(compared: Compared
     assert set(baselines) == {Difference.SAME}
 
 
-def test_cells_that_are_invalid_have_no_ratio(tmp_path: Path) -> None:
+def test_cells_that_are_invalid_have_no_ratio(tmp_path):
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
     records = [
         with_comparison(r, verdict=Verdict.INVALID) if r.verdict and r.length == 64 else r
@@ -229,7 +224,7 @@ def test_cells_that_are_invalid_have_no_ratio(tmp_path: Path) -> None:
         assert (cell.shifts[0].difference is Difference.INVALID) == invalid
 
 
-def test_several_runs_are_held_against_the_first(compared: Compared) -> None:
+def test_several_runs_are_held_against_the_first(compared):
     third = replace(NEWER, run_id="20260301T000000Z-abc125", seed=2, base_ms=0.1)
     comparison = compared(STEADY, NEWER, third)
     assert [side.name for side in comparison.later] == ["run1", "run2"]
@@ -237,7 +232,7 @@ def test_several_runs_are_held_against_the_first(compared: Compared) -> None:
         assert ratios_of(comparison, "mine", later) == pytest.approx([ratio] * 16, rel=0.02)
 
 
-def test_different_plans_are_refused_and_named(compared: Compared) -> None:
+def test_different_plans_are_refused_and_named(compared):
     other = replace(NEWER, lengths=(64, 128, 1024), implementations=("mine", "also"))
     with pytest.raises(UsageError) as refused:
         compared(STEADY, other)
@@ -248,7 +243,7 @@ def test_different_plans_are_refused_and_named(compared: Compared) -> None:
     assert "--intersection" in refused.value.remedy
 
 
-def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path) -> None:
+def test_the_intersection_of_different_plans(compared, tmp_path):
     other = replace(NEWER, lengths=(64, 128, 1024), implementations=("mine", "also"))
     comparison = compared(STEADY, other, intersection=True)
     assert {cell.case.shape["L"] for cell in comparison.cells} == {64, 128}
@@ -260,7 +255,7 @@ def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path)
         compare(read(sides), intersection=True)
 
 
-def test_cases_that_were_timed_another_way_are_not_compared(tmp_path: Path) -> None:
+def test_cases_that_were_timed_another_way_are_not_compared(tmp_path):
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
     plan = json.loads((folders[1] / "plan.json").read_text())
     plan["cases"][0]["case"]["timing"]["rotate"] = 9
@@ -272,14 +267,14 @@ def test_cases_that_were_timed_another_way_are_not_compared(tmp_path: Path) -> N
     assert len({cell.planned.id for cell in comparison.cells}) == 15
 
 
-def test_runs_of_one_name_can_be_told_apart(tmp_path: Path) -> None:
+def test_runs_of_one_name_can_be_told_apart(tmp_path):
     sides = read(
         [make_run(tmp_path / "a" / "run", STEADY), make_run(tmp_path / "b" / "run", NEWER)]
     )
     assert [side.name for side in sides] == ["1: run", "2: run"]
 
 
-def test_what_is_signed_is_verified_first(tmp_path: Path) -> None:
+def test_what_is_signed_is_verified_first(tmp_path):
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
     seal(folders[1], SIGNER)
     assert [side.trust for side in read(folders)] == [Trust.UNSIGNED, Trust.EPHEMERAL]
@@ -288,7 +283,7 @@ def test_what_is_signed_is_verified_first(tmp_path: Path) -> None:
         read(folders)
 
 
-def test_a_run_without_records(tmp_path: Path) -> None:
+def test_a_run_without_records(tmp_path):
     folder = make_run(tmp_path / "a", STEADY)
     (folder / "records.parquet").unlink()
     with pytest.raises(UsageError, match="holds no records"):
@@ -297,7 +292,7 @@ def test_a_run_without_records(tmp_path: Path) -> None:
         read([folder])
 
 
-def test_the_json_holds_every_cell(compared: Compared) -> None:
+def test_the_json_holds_every_cell(compared):
     comparison = compared(STEADY, replace(NEWER, queue_ratio=lambda _: 1.5))
     regimes = {regime for cell in comparison.cells for regime in cell.by_regime[0]}
     assert regimes == {Regime.DEVICE}, "only one has a queue"
@@ -308,6 +303,6 @@ def test_the_json_holds_every_cell(compared: Compared) -> None:
     assert data["cells"][0]["later"][0]["difference"] == "same"
 
 
-def test_runs_in_which_nothing_was_timed(compared: Compared) -> None:
+def test_runs_in_which_nothing_was_timed(compared):
     nothing = Made(status=lambda length: Status.CRASHED, samples=0)
     assert {len(side.samples) for side in compared(nothing, nothing).sides} == {0}

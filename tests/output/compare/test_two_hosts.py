@@ -7,7 +7,6 @@ The baselines are the same code in both, which `of_the_same_code` says where a t
 
 import tarfile
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,7 +14,7 @@ from statistics import median
 import pytest
 
 from nsabench.model.vocabulary import Difference, Role
-from nsabench.output.compare import BAND, ComparedCell, Side, compare, read
+from nsabench.output.compare import BAND, compare, read
 from tests.runs import with_comparison
 
 PACKED = Path(__file__).parents[2] / "data" / "rows-on-two-hosts.tar.xz"
@@ -24,7 +23,7 @@ VERDICTS = (Difference.FASTER, Difference.SLOWER)
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, Side]:
+def sides(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
     with tarfile.open(PACKED) as packed:
         packed.extractall(folder, filter="data")
@@ -32,25 +31,23 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, Side]:
     return first, second
 
 
-def of_the_same_code(side: Side) -> Side:
+def of_the_same_code(side):
     sources = {**side.plan.sources, "nsabench": "a" * 64}
     return replace(side, plan=side.plan.model_copy(update={"sources": sources}))
 
 
-def ghosts(cells: Iterable[ComparedCell]) -> float:
+def ghosts(cells):
     differences = [c.shifts[0].difference for c in cells if c.shifts[0].difference is not None]
     counts = Counter(differences)
     return sum(counts[verdict] for verdict in VERDICTS) / len(differences)
 
 
-def narrowest(cells: Iterable[ComparedCell]) -> float:
+def narrowest(cells):
     return min(cell.shifts[0].band for cell in cells if cell.shifts[0].band is not None)
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_candidates_that_did_not_change_get_no_verdict(
-    sides: tuple[Side, Side], told: bool
-) -> None:
+def test_candidates_that_did_not_change_get_no_verdict(sides, told):
     """Whether or not it is known which baselines are the same code."""
     first, second = map(of_the_same_code, sides) if told else sides
     cells = [
@@ -63,7 +60,7 @@ def test_candidates_that_did_not_change_get_no_verdict(
     assert len(ratios) == 228 and median(ratios) == pytest.approx(1, abs=0.011)
 
 
-def test_baselines_get_no_verdict_by_the_band_that_they_teach(sides: tuple[Side, Side]) -> None:
+def test_baselines_get_no_verdict_by_the_band_that_they_teach(sides):
     first, second = map(of_the_same_code, sides)
     comparison = compare([first, second], intersection=True)
     cells = [c for c in comparison.cells if c.role is Role.BASELINE]
@@ -73,7 +70,7 @@ def test_baselines_get_no_verdict_by_the_band_that_they_teach(sides: tuple[Side,
     assert ghosts(by_rule) > MOST_GHOSTS  # a fixed band is not enough
 
 
-def test_a_cell_that_was_called_a_few_times_is_not_compared(sides: tuple[Side, Side]) -> None:
+def test_a_cell_that_was_called_a_few_times_is_not_compared(sides):
     """Its two calls differ by what they happen to differ by."""
     first, second = map(of_the_same_code, sides)
     few = {key for key in second.samples if key[1] == "sdpa_gqa"}
@@ -84,7 +81,7 @@ def test_a_cell_that_was_called_a_few_times_is_not_compared(sides: tuple[Side, S
     assert {c.shifts[0].why for c in cells} == {"it was called a few times only"}
 
 
-def test_a_real_loss_is_found_on_another_host(sides: tuple[Side, Side]) -> None:
+def test_a_real_loss_is_found_on_another_host(sides):
     """One candidate takes 1.25 times as long on the second host; its neighbours do not."""
     first, second = map(of_the_same_code, sides)
     samples, records = dict(second.samples), dict(second.records)
@@ -100,14 +97,12 @@ def test_a_real_loss_is_found_on_another_host(sides: tuple[Side, Side]) -> None:
 
 
 @pytest.mark.parametrize("changed", ["torch", "triton"])
-def test_under_other_versions_less_is_known_to_be_the_same(
-    sides: tuple[Side, Side], changed: str
-) -> None:
+def test_under_other_versions_less_is_known_to_be_the_same(sides, changed):
     """Under another torch nothing is, and under another Triton nothing that it compiles."""
     first, second = map(of_the_same_code, sides)
     newer = second.environment.model_copy(update={changed: "9.9.9"})
 
-    def compiled(side: Side) -> Side:
+    def compiled(side):
         infos = [i.model_copy(update={"compiled_by": "triton"}) for i in side.plan.implementations]
         return replace(side, plan=side.plan.model_copy(update={"implementations": infos}))
 

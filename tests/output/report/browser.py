@@ -5,33 +5,23 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.npm import AXE
 
 if TYPE_CHECKING:  # it takes long to import, and most tests need none of it
-    from selenium import webdriver
+    pass
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
 
 
 class Browser:
-    def __init__(self, driver: webdriver.Chrome) -> None:
+    def __init__(self, driver):
         self.driver = driver
 
-    def open(
-        self,
-        path: Path,
-        *,
-        width: int = 1440,
-        height: int = 900,
-        dark: bool = False,
-        unfold: bool = True,
-    ) -> None:
+    def open(self, path, *, width=1440, height=900, dark=False, unfold=True):
         """Load a file at a width that a window could not have, and wait until it is drawn.
 
         unfold: open all sections.
@@ -52,7 +42,7 @@ class Browser:
         if unfold:
             self.js("document.querySelectorAll('details.fold').forEach(d => { d.open = true; })")
 
-    def size(self, width: int, height: int) -> None:
+    def size(self, width, height):
         self.cdp(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -61,28 +51,28 @@ class Browser:
             mobile=False,
         )
 
-    def drawn(self) -> int:
+    def drawn(self):
         return int(self.js("return document.documentElement.dataset.drawn || 0"))
 
-    def wait_drawn(self, times: int) -> None:
+    def wait_drawn(self, times):
         """Wait until all charts were drawn at least `times` times."""
         self.until(f"return (document.documentElement.dataset.drawn || 0) >= {times}")
 
-    def until(self, script: str) -> Any:
+    def until(self, script):
         from selenium.webdriver.support.ui import WebDriverWait
 
         return WebDriverWait(self.driver, 30, 0.05).until(lambda _: self.js(script))
 
-    def js(self, script: str, *arguments: Any) -> Any:
+    def js(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
-    def cdp(self, command: str, **arguments: Any) -> Any:
+    def cdp(self, command, **arguments):
         return self.driver.execute_cdp_cmd(command, arguments)
 
-    def errors(self) -> list[str]:
+    def errors(self):
         return [line["message"] for line in self.driver.get_log("browser")]
 
-    def requests(self) -> list[str]:
+    def requests(self):
         """Every address that was asked for since the page was opened, but the page itself."""
         requests = []
         for line in self.driver.get_log("performance"):
@@ -92,7 +82,7 @@ class Browser:
         page = self.driver.current_url.partition("#")[0]
         return [url for url in requests if url.partition("#")[0] != page and url != "data:,"]
 
-    def check(self, charts: set[str], *, dark: bool) -> None:
+    def check(self, charts, *, dark):
         """Check what holds for every page: it drew all its charts, made no request, logged no
         error, does not scroll sideways, and has the colours of the theme."""
         assert self.errors() == []
@@ -109,7 +99,7 @@ class Browser:
         colour = self.js("return getComputedStyle(document.body).backgroundColor")
         assert (colour == "rgb(18, 22, 27)") is dark
 
-    def obstacles(self) -> list[str]:
+    def obstacles(self):
         """Return the violations that axe-core rates serious or critical, with all details unfolded.
         Each line names a rule and the first elements that break it."""
         self.js("document.querySelectorAll('details').forEach(d => { d.open = true; })")
@@ -124,16 +114,15 @@ class Browser:
             if rule["impact"] in ("serious", "critical")
         ]
 
-    def rows(self, table: str) -> list[list[str]]:
+    def rows(self, table):
         """The texts of the cells of a table."""
-        texts: list[list[str]] = self.js(
+        return self.js(
             "return [...document.querySelectorAll(`[data-table=${arguments[0]}] tbody tr`)]"
             ".map(r => [...r.cells].map(c => c.textContent))",
             table,
         )
-        return texts
 
-    def choose(self, select: str, value: str) -> None:
+    def choose(self, select, value):
         """Choose a value as a reader does, and wait until the page has redrawn."""
         before = self.drawn()
         self.js(
@@ -144,21 +133,20 @@ class Browser:
         )
         self.wait_drawn(before + 1)
 
-    def texts(self, chart: str) -> list[str]:
+    def texts(self, chart):
         """All texts in a chart."""
-        texts: list[str] = self.js(
+        return self.js(
             "return [...document.querySelectorAll(`[data-chart=${arguments[0]}] svg text`)]"
             ".map(t => t.textContent)",
             chart,
         )
-        return texts
 
-    def screenshot(self, path: Path, *, full: bool = True) -> None:
+    def screenshot(self, path, *, full=True):
         shot = self.cdp("Page.captureScreenshot", captureBeyondViewport=full, **self._clip(full))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
-    def _clip(self, full: bool) -> dict[str, Any]:
+    def _clip(self, full):
         if not full:
             return {}
         size = self.cdp("Page.getLayoutMetrics")["cssContentSize"]
@@ -168,7 +156,7 @@ class Browser:
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium():
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

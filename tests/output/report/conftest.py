@@ -1,17 +1,15 @@
 """Runs to report on, with made-up timings: a plan and a log, as on a GPU."""
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from nsabench import ops
 from nsabench.model.measurement import Ceilings, Observation, Samples
-from nsabench.model.plan import MatrixInfo, Plan, PlannedCase
+from nsabench.model.plan import MatrixInfo, Plan
 from nsabench.model.vocabulary import Role, Status
 from tests import runs
-from tests.output.report.browser import Browser, chromium
+from tests.output.report.browser import chromium
 from tests.runs import Made, info
 
 # Text that a hostile kernel could print or raise. It must stay text wherever it is shown.
@@ -20,25 +18,25 @@ LENGTHS = (64, 128, 256, 512)
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser():
     with chromium() as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A valid run with two candidates; one of them is slow, fails often, and says so nastily."""
     return make_run(tmp_path_factory.mktemp("run") / "a-run")
 
 
 @pytest.fixture(scope="session")
-def invalid_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def invalid_run(tmp_path_factory):
     """Return a run whose control was not caught."""
     return make_run(tmp_path_factory.mktemp("invalid") / "a-run", caught=False)
 
 
-def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LENGTHS) -> Path:
-    def changed(plan: Plan) -> Plan:
+def make_run(folder, *, caught=True, lengths=LENGTHS):
+    def changed(plan):
         infos = list(plan.implementations)
         infos.insert(3, info("sdpa_expand", Role.BASELINE))
         names = tuple(i.name for i in infos)
@@ -70,7 +68,7 @@ def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LE
     return folder
 
 
-def observations_of(planned: PlannedCase, *, caught: bool) -> list[Observation]:
+def observations_of(planned, *, caught):
     case = planned.case
     length = case.shape["L"]
     floor = ops.work(case).bytes_min / 4000e6
@@ -101,7 +99,7 @@ def observations_of(planned: PlannedCase, *, caught: bool) -> list[Observation]:
     ]
 
 
-def timed(name: str, ms: float) -> Observation:
+def timed(name, ms):
     rounds = list(range(40))
     return Observation(
         implementation=name,

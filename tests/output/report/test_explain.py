@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -52,7 +51,7 @@ NAMES = {
 }
 
 
-def test_every_word_has_a_meaning() -> None:
+def test_every_word_has_a_meaning():
     words = [w.value for words in (Status, Verdict, Role, Effect, Catch) for w in words]
     words += [c.name for c in (*RECORDS, *COMPARISONS, *SAMPLES)]
     words += list(checks.CHECKS)
@@ -60,7 +59,7 @@ def test_every_word_has_a_meaning() -> None:
         assert all(meaning.text for meaning in explain(word)), word
 
 
-def test_a_word_with_two_meanings_has_both() -> None:
+def test_a_word_with_two_meanings_has_both():
     assert {m.kind for m in explain("implausible")} == {"status", "effect of a finding"}
 
 
@@ -68,14 +67,14 @@ def test_a_word_with_two_meanings_has_both() -> None:
     ("word", "near"),
     [("implausable", "implausible"), ("isolatd", "isolated"), ("baselins", "baseline")],
 )
-def test_an_unknown_word_names_its_neighbours(word: str, near: str) -> None:
+def test_an_unknown_word_names_its_neighbours(word, near):
     with pytest.raises(UsageError) as refused:
         explain(word)
     assert near in refused.value.remedy
     assert word not in meanings()
 
 
-def list_keys(value: object) -> Iterator[str]:
+def list_keys(value):
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from (key, *list_keys(inner)) if key not in GPUS else ()
@@ -84,7 +83,7 @@ def list_keys(value: object) -> Iterator[str]:
             yield from list_keys(inner)
 
 
-def test_headings_of_tables_and_keys_of_thresholds_are_explained(tmp_path: Path) -> None:
+def test_headings_of_tables_and_keys_of_thresholds_are_explained(tmp_path):
     """A heading may hold a unit or an interval."""
     facts = Facts.read(make_run(tmp_path / "run"))
     blocks = [
@@ -101,7 +100,7 @@ def test_headings_of_tables_and_keys_of_thresholds_are_explained(tmp_path: Path)
         assert all(meaning.text for meaning in explain(word)), word
 
 
-def test_every_bold_word_of_the_glossary_and_every_command_is_explained() -> None:
+def test_every_bold_word_of_the_glossary_and_every_command_is_explained():
     page = (DOCS / "reference" / "glossary.md").read_text()
     words = {word for key in re.findall(r"\*\*(.+?)\*\*", page) for word in key.split(", ")}
     assert len(words) > 100
@@ -113,7 +112,7 @@ def test_every_bold_word_of_the_glossary_and_every_command_is_explained() -> Non
     assert {("margin", "option"), ("gpus", "option")} <= kinds
 
 
-def list_commands(command: click.Command) -> Iterator[click.Command]:
+def list_commands(command):
     yield command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -122,7 +121,7 @@ def list_commands(command: click.Command) -> Iterator[click.Command]:
                 yield from list_commands(inner)
 
 
-def test_every_choice_of_an_option_and_every_distribution_is_explained() -> None:
+def test_every_choice_of_an_option_and_every_distribution_is_explained():
     words = {d for name in ops.shipped() for d in ops.get(name).distributions}
     for command in list_commands(group):
         for option in command.params:
@@ -134,7 +133,7 @@ def test_every_choice_of_an_option_and_every_distribution_is_explained() -> None
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_word_of_a_page_is_explained(page: str) -> None:
+def test_every_word_of_a_page_is_explained(page):
     text = re.sub(r"^ *```.*?^ *```", "", (DOCS / page).read_text(), flags=re.S | re.M)
     words = set(re.findall(r"`([a-z][a-z_]+)`", text)) | set(
         re.findall(r"(?<!\*)\*([a-z][a-z ]+)\*(?!\*)", text)
@@ -143,7 +142,7 @@ def test_every_word_of_a_page_is_explained(page: str) -> None:
         assert explain(word), word
 
 
-def test_a_size_is_explained_for_each_op_in_as_few_texts_as_there_are() -> None:
+def test_a_size_is_explained_for_each_op_in_as_few_texts_as_there_are():
     for size, text, op in (
         ("S", "S blocks a query", "selection_blocks"),
         ("S", "a cache of S tokens", "decode_dense"),

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +17,7 @@ from tests.runs import SIGNER, Made
 from tests.runs import make_run as make_whole_run
 
 
-def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
+def test_it_has_the_sections_in_order(run, tmp_path):
     text = write_markdown(Facts.read(run), tmp_path).read_text()
     assert re.findall(r"^## (.*)", text, re.M) == [
         "Summary",
@@ -34,7 +33,7 @@ def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
     assert "`environment.json` cannot be read" in text
 
 
-def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
+def test_foreign_text_stays_text(run, tmp_path):
     text = write_markdown(Facts.read(run), tmp_path).read_text()
     assert "<script" not in text.replace("\\<script", "")
     cases = text.partition("## selection_rows")[2].partition("##")[0]
@@ -42,16 +41,14 @@ def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
     assert len(tables) == 17 and len({len(re.findall(r"(?<!\\)\|", line)) for line in tables}) == 1
 
 
-def test_an_invalid_run_says_so_first_and_decides_nothing(
-    invalid_run: Path, tmp_path: Path
-) -> None:
+def test_an_invalid_run_says_so_first_and_decides_nothing(invalid_run, tmp_path):
     text = write_markdown(Facts.read(invalid_run), tmp_path).read_text()
     summary = text.partition("## Summary")[2].strip()
     assert summary.startswith("**This run is invalid and decides nothing.**")
     assert "## Decision\n\nNone: the run is invalid." in text
 
 
-def test_where_a_check_may_be_broken_its_part_of_the_run_decides_nothing(tmp_path: Path) -> None:
+def test_where_a_check_may_be_broken_its_part_of_the_run_decides_nothing(tmp_path):
     run = make_whole_run(tmp_path / "run", Made(control_crashed=True))
     facts = Facts.read(run)
     summary = write_markdown(facts, tmp_path).read_text().partition("## Environment")[0]
@@ -61,7 +58,7 @@ def test_where_a_check_may_be_broken_its_part_of_the_run_decides_nothing(tmp_pat
     assert "a part of this run:</strong>" in page
 
 
-def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> None:
+def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path):
     facts = Facts.read(make_whole_run(tmp_path / "run"))
     text = write_markdown(facts, tmp_path).read_text()
     lacking = (
@@ -77,7 +74,7 @@ def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> N
     assert lacking in decision.partition("Not every check behind these verdicts was shown")[2]
 
 
-def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
+def test_an_interrupted_run_says_so(tmp_path):
     run = make_run(tmp_path / "run")
     log = (run / "log.jsonl").read_text()
     cut = log.index('"begun"', log.rindex('"begun"', 0, log.rindex('"begun"')))
@@ -86,14 +83,14 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     assert "**This run is incomplete:** 2 of 8 planned cases were not measured." in text
 
 
-def test_the_command_writes_both(run: Path, tmp_path: Path) -> None:
+def test_the_command_writes_both(run, tmp_path):
     done = CliRunner().invoke(command, [str(run), "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["valid"] is True
     assert (tmp_path / "report.html").is_file() and (tmp_path / "selection_report.md").is_file()
 
 
-def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
+def test_a_signed_folder_is_left_as_it_was_signed(tmp_path):
     signed = make_whole_run(tmp_path / "signed")
     seal(signed, SIGNER)
     before = sorted(path.name for path in signed.iterdir())
@@ -106,7 +103,7 @@ def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
     assert verify(signed).broken is None
 
 
-def test_what_an_implementation_printed_is_its_own_pass_by_pass(tmp_path: Path) -> None:
+def test_what_an_implementation_printed_is_its_own_pass_by_pass(tmp_path):
     folder = make_whole_run(tmp_path / "run")
     facts = Facts.read(folder)
     case_id = facts.plan.cases[0].id
@@ -119,7 +116,7 @@ def test_what_an_implementation_printed_is_its_own_pass_by_pass(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("candidates", [1, 20])
-def test_a_summary_fits_a_pull_request(tmp_path: Path, candidates: int) -> None:
+def test_a_summary_fits_a_pull_request(tmp_path, candidates):
     names = tuple(f"kernel_{n}" for n in range(candidates))
     run = make_whole_run(tmp_path / "run", Made(implementations=names))
     done = invoke("report", run, "--markdown")

@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nsabench.model.vocabulary import Kind, Status
 from nsabench.output.report import Facts, write_html
 from nsabench.signing import Signer
-from tests.output.report.browser import Browser
 from tests.runs import Made, make_run
 
 MOST_BYTES = 1_500_000
@@ -20,15 +19,13 @@ SHOTS = Path(os.environ.get("NSABENCH_SCREENSHOTS", "results/screenshots"))
 
 
 @pytest.fixture(scope="module")
-def page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(run, tmp_path_factory):
     return write_html(Facts.read(run), tmp_path_factory.mktemp("page"))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1440])
-def test_it_draws_everything_and_asks_for_nothing(
-    page: Path, browser: Browser, width: int, dark: bool
-) -> None:
+def test_it_draws_everything_and_asks_for_nothing(page, browser, width, dark):
     browser.open(page, width=width, dark=dark)
     browser.screenshot(SHOTS / f"report-{width}-{'dark' if dark else 'light'}.png")
     browser.check(CHARTS, dark=dark)
@@ -37,8 +34,8 @@ def test_it_draws_everything_and_asks_for_nothing(
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1440])
 def test_nobody_is_shut_out_and_no_table_is_wider_than_the_page(
-    page: Path, invalid_run: Path, browser: Browser, width: int, dark: bool, tmp_path: Path
-) -> None:
+    page, invalid_run, browser, width, dark, tmp_path
+):
     for made in (page, write_html(Facts.read(invalid_run), tmp_path)):
         browser.open(made, width=width, dark=dark)
         unfold_all(browser)
@@ -47,7 +44,7 @@ def test_nobody_is_shut_out_and_no_table_is_wider_than_the_page(
         assert browser.js("return document.documentElement.scrollWidth") <= width
 
 
-def test_filters_narrow_charts_and_tables(page: Path, browser: Browser) -> None:
+def test_filters_narrow_charts_and_tables(page, browser):
     browser.open(page)
     assert len(browser.rows("candidates")) == 16
     browser.choose("filter-dtype", "bfloat16")
@@ -57,12 +54,12 @@ def test_filters_narrow_charts_and_tables(page: Path, browser: Browser) -> None:
     assert not any("fp16" in label for label in labels)
 
 
-def test_what_decides_nothing_has_no_colour(tmp_path: Path, browser: Browser) -> None:
+def test_what_decides_nothing_has_no_colour(tmp_path, browser):
     run = make_run(
         tmp_path / "run", Made(noise=0.2, samples=8, ratio=lambda n: 1.02 if n < 256 else 3.0)
     )
     browser.open(write_html(Facts.read(run), tmp_path))
-    fills: list[tuple[str, str]] = browser.js(
+    fills = browser.js(
         "const marks = (of) => [...document.querySelectorAll(`[data-chart=heat] g.${of}`)];"
         "const cells = marks('layer_0_marks path'), words = marks('layer_1_marks text');"
         "return words.map((t, i) => [t.textContent, cells[i].getAttribute('fill')])"
@@ -74,7 +71,7 @@ def test_what_decides_nothing_has_no_colour(tmp_path: Path, browser: Browser) ->
     assert not undecided & decided
 
 
-def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
+def test_tables_are_searched_and_sorted(page, browser):
     browser.open(page)
     browser.js(
         "const i = document.querySelector('[data-table=candidates] input');"
@@ -97,14 +94,12 @@ def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
         assert times[len(numbers) :] == ["–"] * 6, "what has no time comes last"
 
 
-def milliseconds(text: str) -> float:
+def milliseconds(text):
     value, unit = text.split()
     return float(value) * {"µs": 1e-3, "ms": 1, "s": 1e3}[unit]
 
 
-def test_a_row_says_only_what_tells_it_apart_and_has_its_baselines_time(
-    page: Path, browser: Browser
-) -> None:
+def test_a_row_says_only_what_tells_it_apart_and_has_its_baselines_time(page, browser):
     browser.open(page)
     row = browser.rows("candidates")[0]
     assert row[:3] == ["L64 fp16", "quick_one", "▲ faster"]
@@ -115,17 +110,17 @@ def test_a_row_says_only_what_tells_it_apart_and_has_its_baselines_time(
     assert "L64 fp16" in intervals and not any("N256" in text for text in intervals)
 
 
-def called(tmp_path: Path, **made: object) -> Path:
+def called(tmp_path, **made):
     """Write the page of a run that also has timings of calls from Python."""
     usual = {"queue_ratio": lambda _: 0.5, "host_us": 422.4, "launches": 13}
-    run = make_run(tmp_path / "run", Made(**{**usual, **made}))  # type: ignore[arg-type]
+    run = make_run(tmp_path / "run", Made(**{**usual, **made}))
     return write_html(Facts.read(run), tmp_path)
 
 
-def unfolded(browser: Browser, table: str) -> dict[str, str]:
+def unfolded(browser, table):
     """Unfold the first row of a table and return the details below it."""
     browser.js(f"document.querySelector('[data-table={table}] button.fold').click()")
-    pairs: list[tuple[str, str]] = browser.js(
+    pairs = browser.js(
         "return [...document.querySelectorAll(`[data-table=${arguments[0]}] tr.details dt`)]"
         ".map(t => [t.textContent, t.nextSibling.textContent])",
         table,
@@ -135,9 +130,7 @@ def unfolded(browser: Browser, table: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (375, 760)])
 @pytest.mark.parametrize("outcome", ["right", "wrong"])
-def test_the_first_screen_answers(
-    tmp_path: Path, browser: Browser, outcome: str, width: int, height: int
-) -> None:
+def test_the_first_screen_answers(tmp_path, browser, outcome, width, height):
     status = Status.OK if outcome == "right" else Status.WRONG
     made = {"status": lambda length: status, "queue_ratio": lambda _: 1.5}
     browser.open(called(tmp_path, **made), width=width, height=height, unfold=False)
@@ -161,11 +154,9 @@ def test_the_first_screen_answers(
     assert not table, "what did not fail is folded"
 
 
-def test_all_but_the_answer_and_the_failures_is_folded_and_a_link_unfolds_it(
-    page: Path, browser: Browser
-) -> None:
+def test_all_but_the_answer_and_the_failures_is_folded_and_a_link_unfolds_it(page, browser):
     browser.open(page, unfold=False)
-    unfolded: list[str] = browser.js(
+    unfolded = browser.js(
         "return [...document.querySelectorAll('main > section')]"
         ".filter(s => !s.querySelector('details.fold:not([open])')).map(s => s.id)"
     )
@@ -174,21 +165,21 @@ def test_all_but_the_answer_and_the_failures_is_folded_and_a_link_unfolds_it(
     browser.until("return document.querySelector('#trust details.fold').open")
 
 
-def test_the_chart_of_the_answer_names_the_alternative(tmp_path: Path) -> None:
+def test_the_chart_of_the_answer_names_the_alternative(tmp_path):
     page = called(tmp_path, dense_ratio=lambda _: 3.0).read_text()
     answer = page.partition('class="answer"')[2].partition("</figure>")[0]
     for name in ("sdpa_gqa", "dense"):
         assert re.search(rf">(device|queue): against {name}</text>", answer)
 
 
-def test_a_ratio_and_its_chart_name_the_references_alike(tmp_path: Path) -> None:
+def test_a_ratio_and_its_chart_name_the_references_alike(tmp_path):
     made = Made(flex_ms=lambda length: 0.1 if length > 200 else 1.0)
     page = write_html(Facts.read(make_run(tmp_path / "run", made)), tmp_path).read_text()
     assert "as fast as the best baseline (sdpa_gqa, flex_attention)" in page
     assert "device: against the best baseline (sdpa_gqa, flex_attention)</text>" in page
 
 
-def test_only_decided_ratios_are_joined_by_a_line(tmp_path: Path) -> None:
+def test_only_decided_ratios_are_joined_by_a_line(tmp_path):
     """Readers take a line for an answer, so an inconclusive point is hollow and stands alone."""
     ratio = {64: 2.0, 128: 2.0, 256: 1.0, 512: 2.0}
     made = Made(noise=0.05, samples=12, ratio=ratio.__getitem__, shapes=((256, 4, 64),))
@@ -205,7 +196,7 @@ def test_only_decided_ratios_are_joined_by_a_line(tmp_path: Path) -> None:
     assert "hollow: inconclusive" in chart
 
 
-def test_without_a_decided_ratio_a_sentence_stands_for_the_chart(tmp_path: Path) -> None:
+def test_without_a_decided_ratio_a_sentence_stands_for_the_chart(tmp_path):
     run = make_run(tmp_path / "run", Made(noise=0.05, samples=8, ratio=lambda _: 1.0, seed=1))
     assert {r.verdict for r in Facts.read(run).candidates} == {"inconclusive"}
     page = write_html(Facts.read(run), tmp_path).read_text()
@@ -214,7 +205,7 @@ def test_without_a_decided_ratio_a_sentence_stands_for_the_chart(tmp_path: Path)
     assert "No chart of <code>mine</code>" in answer and "interval of the ratio" in answer
 
 
-def test_the_id_of_a_key_does_not_fill_a_line(tmp_path: Path) -> None:
+def test_the_id_of_a_key_does_not_fill_a_line(tmp_path):
     signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
     facts = Facts.read(make_run(tmp_path / "run", Made()), signer=signer)
     answer = write_html(facts, tmp_path).read_text().partition('class="answer"')[2]
@@ -224,9 +215,7 @@ def test_the_id_of_a_key_does_not_fill_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["candidates", "records", "case"])
-def test_what_a_call_costs_its_caller_stands_below_its_row(
-    tmp_path: Path, browser: Browser, table: str
-) -> None:
+def test_what_a_call_costs_its_caller_stands_below_its_row(tmp_path, browser, table):
     browser.open(called(tmp_path))
     below = unfolded(browser, table)
     assert below["host (20 % to 80 %)"] == "422.4 µs (422.4 µs to 422.4 µs)"
@@ -235,7 +224,7 @@ def test_what_a_call_costs_its_caller_stands_below_its_row(
     assert below["launches"] == "13"
 
 
-def test_a_cell_with_a_great_ratio_has_a_dagger(tmp_path: Path, browser: Browser) -> None:
+def test_a_cell_with_a_great_ratio_has_a_dagger(tmp_path, browser):
     ratios = {"ratio": lambda n: 1.5 if n < 256 else 4.0, "queue_ratio": lambda _: 4.0}
     browser.open(called(tmp_path, kind=Kind.GENERAL, **ratios))
     cells = [text for text in browser.texts("heat") if text.startswith("▲")]
@@ -247,20 +236,19 @@ def test_a_cell_with_a_great_ratio_has_a_dagger(tmp_path: Path, browser: Browser
     assert "† no specialised baseline" in figure
 
 
-def unfold_all(browser: Browser) -> None:
+def unfold_all(browser):
     browser.js("document.querySelectorAll('.table button.fold').forEach(b => b.click())")
 
 
-def too_wide(browser: Browser) -> list[str]:
+def too_wide(browser):
     """The tables that do not fit where they stand."""
-    found: list[str] = browser.js(
+    return browser.js(
         "return [...document.querySelectorAll('.table')].filter(t => t.clientWidth <"
         "t.querySelector('table').scrollWidth).map(t => t.dataset.table)"
     )
-    return found
 
 
-def test_who_signed_stands_on_the_first_screen(page: Path, browser: Browser) -> None:
+def test_who_signed_stands_on_the_first_screen(page, browser):
     browser.open(page, width=1280, height=800)
     assert browser.js("return document.title") == "selection_rows on NVIDIA Imaginary · nsabench"
     top, text = browser.js(
@@ -271,7 +259,7 @@ def test_who_signed_stands_on_the_first_screen(page: Path, browser: Browser) -> 
     assert top < 800
 
 
-def test_a_case_shows_its_samples(page: Path, browser: Browser) -> None:
+def test_a_case_shows_its_samples(page, browser):
     browser.open(page)
     browser.js("document.querySelector('[data-table=candidates] button.link').click()")
     text = browser.until(
@@ -283,7 +271,7 @@ def test_a_case_shows_its_samples(page: Path, browser: Browser) -> None:
     assert browser.rows("case")[0][0] == "quick_one"
 
 
-def test_foreign_text_never_becomes_markup(page: Path, browser: Browser) -> None:
+def test_foreign_text_never_becomes_markup(page, browser):
     browser.open(page)
     assert browser.js("return window.hacked") is None
     assert browser.js("return document.querySelectorAll('main img').length") == 0
@@ -292,7 +280,7 @@ def test_foreign_text_never_becomes_markup(page: Path, browser: Browser) -> None
     assert page.read_text().count("<script>window.hacked") == 0
 
 
-def test_an_invalid_run_says_so_first(invalid_run: Path, browser: Browser, tmp_path: Path) -> None:
+def test_an_invalid_run_says_so_first(invalid_run, browser, tmp_path):
     path = write_html(Facts.read(invalid_run), tmp_path)
     browser.open(path, width=375)
     browser.screenshot(SHOTS / "report-invalid.png", full=False)
@@ -303,15 +291,13 @@ def test_an_invalid_run_says_so_first(invalid_run: Path, browser: Browser, tmp_p
     assert browser.errors() == []
 
 
-def test_the_same_run_gives_the_same_page(run: Path, page: Path, tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_page(run, page, tmp_path):
     rewritten = write_html(Facts.read(run), tmp_path)
     assert rewritten.read_bytes() == page.read_bytes()
     assert page.stat().st_size < MOST_BYTES
 
 
-def test_a_kernel_that_was_only_checked_is_not_called_inconclusive(
-    tmp_path: Path, browser: Browser
-) -> None:
+def test_a_kernel_that_was_only_checked_is_not_called_inconclusive(tmp_path, browser):
     page = write_html(Facts.read(make_run(tmp_path / "run", Made(samples=0))), tmp_path)
     answer = page.read_text().partition('class="answer"')[2].partition("<pre")[0]  # rules as YAML
     assert "not timed" in answer and "inconclusive" not in answer

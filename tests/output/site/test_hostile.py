@@ -1,7 +1,6 @@
 """Runs that attack the user, page or script that makes a site of them."""
 
 import ast
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +13,6 @@ from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.output import templates
 from nsabench.output.site.build import SiteRun, index, page
-from tests.output.report.browser import Browser
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run
@@ -22,12 +20,12 @@ from tests.verdicts.test_break_even import made
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     return make_run(tmp_path / "run", Made())
 
 
 @pytest.mark.parametrize("command", ["report", "threshold", "profile"])
-def test_a_link_in_a_run_is_not_followed(run: Path, tmp_path: Path, command: str) -> None:
+def test_a_link_in_a_run_is_not_followed(run, tmp_path, command):
     secret = tmp_path / "secret"
     secret.write_text("what is not the run's")
     (run / "logs").mkdir(exist_ok=True)
@@ -47,9 +45,7 @@ def test_a_link_in_a_run_is_not_followed(run: Path, tmp_path: Path, command: str
     )
 
 
-def test_what_a_kernel_says_is_text_on_every_page_of_a_site(
-    tmp_path: Path, browser: Browser
-) -> None:
+def test_what_a_kernel_says_is_text_on_every_page_of_a_site(tmp_path, browser):
     ours = [
         made(64, HOSTILE, Role.CANDIDATE, status=Status.CRASHED, reason=HOSTILE, gpu_name=HOSTILE),
         made(64, "zeros", Role.CONTROL, caught=Catch.MISSED),
@@ -66,7 +62,7 @@ def test_what_a_kernel_says_is_text_on_every_page_of_a_site(
         assert "onerror=window.hacked=1" in browser.js("return document.body.textContent")
 
 
-def test_no_name_of_a_plan_is_code_in_a_script(run: Path) -> None:
+def test_no_name_of_a_plan_is_code_in_a_script(run):
     plan = Plan.read(run / "plan.json")
     evil = 'x\nimport socket; socket.socket()  # """ \' {name}'
     info = plan.info("selection_rows", "mine").model_copy(update={"name": evil, "op": evil})
@@ -76,12 +72,12 @@ def test_no_name_of_a_plan_is_code_in_a_script(run: Path) -> None:
     assert "socket" not in imported
 
 
-def test_a_script_replaces_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_script_replaces_nothing(run, tmp_path):
     plan = Plan.read(run / "plan.json")
     (tmp_path / "mine.py").write_text("my kernel")
     (tmp_path / "other.pt").write_text("my weights")
 
-    def asked(script: Path) -> str:
+    def asked(script):
         arguments = ["profile", str(run), plan.cases[0].id, "mine", str(script)]
         done = CliRunner().invoke(group, arguments, standalone_mode=False)
         assert isinstance(done.exception, UsageError)

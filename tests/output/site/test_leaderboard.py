@@ -1,14 +1,12 @@
 """A board is of one regime, names libraries, and keeps alternatives apart."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from nsabench.model.plan import LibraryRelease
-from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Mode, Regime, Role, Status
-from nsabench.output.site.leaderboard import Leaderboard, leaderboards
+from nsabench.output.site.leaderboard import leaderboards
 from nsabench.verdicts.tables import read_records
 from tests.runs import Made, make_run, with_comparison
 
@@ -22,22 +20,22 @@ CALLED = Made(
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Record]:
+def records(tmp_path_factory):
     return read_records(make_run(tmp_path_factory.mktemp("called") / "run", CALLED))
 
 
-def in_graphs(record: Record) -> Record:
+def in_graphs(record):
     """The record as if its calls had been replays, which have no queue."""
     device = (c for c in record.comparisons if c.regime is Regime.DEVICE)
     comparisons = tuple(replace(c, regime=Regime.GRAPH) for c in device)
     return replace(record, mode=Mode.GRAPH, comparisons=comparisons)
 
 
-def names(board: Leaderboard) -> list[str]:
+def names(board):
     return [row[0] for row in board.table.rows]
 
 
-def test_each_regime_has_a_board_of_its_own(records: Sequence[Record]) -> None:
+def test_each_regime_has_a_board_of_its_own(records):
     """An alternative stands last, and takes no place from a rival that is slower."""
     device, queue = leaderboards([records])
     assert device.table.title == "selection_rows by its kernels alone"
@@ -48,7 +46,7 @@ def test_each_regime_has_a_board_of_its_own(records: Sequence[Record]) -> None:
     assert board.table.title == "selection_rows in a CUDA graph"
 
 
-def test_an_entry_has_its_times_its_library_and_its_caution(records: Sequence[Record]) -> None:
+def test_an_entry_has_its_times_its_library_and_its_caution(records):
     device, queue = leaderboards([records])
     mine, sdpa, dense = device.table.rows
     assert sdpa[2] == "fla-core, 0.6.0, MIT"
@@ -57,7 +55,7 @@ def test_an_entry_has_its_times_its_library_and_its_caution(records: Sequence[Re
     assert {row[-1] for row in queue.table.rows} == {"–"}, "half as fast is no great ratio"
 
 
-def test_an_implementation_of_few_cases_leads_no_board(records: Sequence[Record]) -> None:
+def test_an_implementation_of_few_cases_leads_no_board(records):
     """Its mean covers other cases than the means it would be ranked with."""
     few = [
         with_comparison(replace(r, implementation="few"), median_ms=r.median_ms / 2)
@@ -68,7 +66,7 @@ def test_an_implementation_of_few_cases_leads_no_board(records: Sequence[Record]
     assert names(device) == ["mine", "sdpa_gqa", "few", "dense"]
 
 
-def test_of_several_runs_the_one_with_most_times_says(records: Sequence[Record]) -> None:
+def test_of_several_runs_the_one_with_most_times_says(records):
     """One case that was measured later, with no library installed, hid the table of libraries."""
     [one, *_] = {r.case_id for r in records}
     few = [r for r in records if r.case_id == one]
@@ -76,7 +74,7 @@ def test_of_several_runs_the_one_with_most_times_says(records: Sequence[Record])
         assert [board.table.rows[0][-2] for board in leaderboards(runs)] == ["16 of 16"] * 2
 
 
-def test_what_is_wrong_stands_apart_with_why(records: Sequence[Record]) -> None:
+def test_what_is_wrong_stands_apart_with_why(records):
     wrong = [
         replace(r, status=Status.WRONG, diagnosis="attends to one key", comparisons=())
         if r.role is Role.CANDIDATE and r.length == 64
@@ -88,7 +86,7 @@ def test_what_is_wrong_stands_apart_with_why(records: Sequence[Record]) -> None:
     assert device.wrong == [("mine", "wrong: attends to one key (4 of 16)")]
 
 
-def test_software_that_is_no_pair_stands_last(records: Sequence[Record]) -> None:
+def test_software_that_is_no_pair_stands_last(records):
     paired = [replace(r, torch="2.11.0+cu130", triton="3.6.0") for r in records]
     other = [replace(r, torch="2.11.0+cu130", triton="3.1.0") for r in records]
     boards = leaderboards([other, paired])

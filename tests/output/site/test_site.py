@@ -17,7 +17,6 @@ from nsabench.output import site
 from nsabench.output.site.build import SiteRun, payments
 from nsabench.output.site.build import index as index_of
 from nsabench.output.site.build import page as page_of
-from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run
 from tests.verdicts.test_break_even import ladder
@@ -33,13 +32,13 @@ OTHER = replace(SIGNED, run_id="20260201T000000Z-cccccc", gpu="NVIDIA A100")
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     archive = archive_of(folder, SIGNED, WRONG, OTHER)
     return site.write([archive], folder / "out")
 
 
-def archive_of(folder: Path, *runs: Made) -> str:
+def archive_of(folder, *runs):
     archive = Archive(str(folder / "archive"), create=True)
     for made in runs:
         run = make_run(folder / made.run_id, made)
@@ -50,7 +49,7 @@ def archive_of(folder: Path, *runs: Made) -> str:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1440])
-def test_it_works_from_a_folder(page: Path, browser: Browser, width: int, dark: bool) -> None:
+def test_it_works_from_a_folder(page, browser, width, dark):
     of_runs = list(page.parent.rglob("pages/*/report.html"))
     assert len(of_runs) == 3
     for one in [page, *of_runs]:
@@ -58,7 +57,7 @@ def test_it_works_from_a_folder(page: Path, browser: Browser, width: int, dark: 
         assert browser.errors() == [] and browser.requests() == []
         assert browser.js("return document.documentElement.scrollWidth") <= width
         assert browser.obstacles() == []
-        links: list[str] = browser.js(
+        links = browser.js(
             "return [...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))"
         )
         for link in links:
@@ -68,7 +67,7 @@ def test_it_works_from_a_folder(page: Path, browser: Browser, width: int, dark: 
                 assert browser.js("return !!document.getElementById(arguments[0])", anchor), link
 
 
-def test_it_says_what_each_run_decides_and_who_says_so(page: Path) -> None:
+def test_it_says_what_each_run_decides_and_who_says_so(page):
     text = re.sub(r"<script.*?</script>|<[^>]+>", " ", page.read_text(), flags=re.S)
     text = " ".join(text.split())
     assert text.count("worth using from L = 256") == 3
@@ -77,7 +76,7 @@ def test_it_says_what_each_run_decides_and_who_says_so(page: Path) -> None:
     assert text.count("Signed with the key") == 3
 
 
-def test_a_decision_names_the_trust_of_its_run(tmp_path: Path) -> None:
+def test_a_decision_names_the_trust_of_its_run(tmp_path):
     """Decisions of ephemeral and trusted runs looked alike."""
     archive = archive_of(tmp_path, SIGNED)
     keyid = SIGNER.keyid
@@ -90,7 +89,7 @@ def test_a_decision_names_the_trust_of_its_run(tmp_path: Path) -> None:
         site.write([archive], tmp_path / "refused", require=Trust.PINNED)
 
 
-def test_no_decision_stands_without_its_regime(tmp_path: Path) -> None:
+def test_no_decision_stands_without_its_regime(tmp_path):
     archive = archive_of(tmp_path, replace(SIGNED, queue_ratio=lambda _: 0.5))
     text = site.write([archive], tmp_path / "out").read_text()
     rows = re.findall(
@@ -103,7 +102,7 @@ def test_no_decision_stands_without_its_regime(tmp_path: Path) -> None:
     ]
 
 
-def test_it_says_first_from_where_on_an_op_pays(tmp_path: Path, browser: Browser) -> None:
+def test_it_says_first_from_where_on_an_op_pays(tmp_path, browser):
     records = ladder({4096: 0.5, 8192: 0.9, 16384: 1.6, 32768: 2.5})
     run = SiteRun("20260401T000000Z-dddddd", "2026-04-01 00:00", Trust.UNPINNED, "k", records, [])
     index, page = tmp_path / "index.html", tmp_path / "page.html"
@@ -118,14 +117,14 @@ def test_it_says_first_from_where_on_an_op_pays(tmp_path: Path, browser: Browser
     assert page.read_text().count("<title>best alternative, ") >= 4, "the lines are drawn"
 
 
-def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first() -> None:
+def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first():
     """Five versions of Triton, a case each, stood before the ladder of the whole attention."""
 
-    def run(of: str, lengths: dict[int, float | None], **more: object) -> SiteRun:
+    def run(of, lengths, **more):
         records = ladder(lengths, torch="2.11.0+cu130", **more)
         return SiteRun(of, f"2026-04-0{of[-1]} 00:00", Trust.UNPINNED, "k", records, [])
 
-    whole: dict[int, float | None] = {8192: 0.9, 16384: 1.6, 32768: 2.5}
+    whole = {8192: 0.9, 16384: 1.6, 32768: 2.5}
     other, few, most = (
         run("other-3", whole, triton="3.1.0"),
         run("few-2", {8192: 0.9}, triton="3.6.0"),
@@ -143,19 +142,19 @@ def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first() -> None:
     assert said == [("pays from T = 16384", "3.6.0"), ("pays from T = 16384", "3.1.0")]
 
 
-def test_what_is_downloaded_can_be_verified(page: Path) -> None:
+def test_what_is_downloaded_can_be_verified(page):
     archive = Archive(str(page.parent / "archive")).survey()
     assert len(archive.sound) == 3 and not archive.broken and not archive.stray
 
 
-def test_what_an_archive_holds_has_its_page_and_its_downloads(page: Path, browser: Browser) -> None:
+def test_what_an_archive_holds_has_its_page_and_its_downloads(page, browser):
     [one] = page.parent.glob(f"pages/{OTHER.run_id}/report.html")
     browser.open(one)
     assert len(browser.rows("candidates")) == 16 and len(browser.rows("records")) == 30
     assert any("H4 D64" in text for text in browser.texts("heat"))
     text = browser.js("return document.body.textContent")
     assert "worth using from L = 256" in text and "16 caught" in text
-    links: list[str] = browser.js(
+    links = browser.js(
         "return [...document.querySelectorAll('#trust a')].map(a => a.getAttribute('href'))"
     )
     files = [one.parent / unquote(link) for link in links]
@@ -163,7 +162,7 @@ def test_what_an_archive_holds_has_its_page_and_its_downloads(page: Path, browse
     assert {p.read_bytes() for p in files} == kept and len(kept) == 4
 
 
-def test_what_makes_no_site(tmp_path: Path) -> None:
+def test_what_makes_no_site(tmp_path):
     archive = archive_of(tmp_path, SIGNED)
     with pytest.raises(UsageError, match="is not empty"):
         site.write([archive], tmp_path)

@@ -10,23 +10,22 @@ from nsabench.model.vocabulary import Purpose
 from nsabench.output import terminal
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.attempts import states_of
-from nsabench.verdicts.results import RunLog
 from tests.output.report.conftest import make_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunLog:
+def run(tmp_path_factory):
     [part] = RunFolder(make_run(tmp_path_factory.mktemp("progress") / "run")).parts()
     return part
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_environment(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def play(run: RunLog, *, on_terminal: bool) -> str:
+def play(run, *, on_terminal):
     plan, session = run.plan, run.log.sessions[0]
     states = states_of(plan, run.log, Purpose.MAIN)
     file = io.StringIO()
@@ -41,23 +40,21 @@ def play(run: RunLog, *, on_terminal: bool) -> str:
     return file.getvalue()
 
 
-def test_a_terminal_says_what_runs_now(run: RunLog) -> None:
+def test_a_terminal_says_what_runs_now(run):
     text = play(run, on_terminal=True)
     for words in ("warm up quick_one", "━─", " 7 of 8, ", "s left", "[8/8]", "1 crashed, 3 ok"):
         assert words in text
 
 
 @pytest.mark.parametrize("variable", ["CI", "NO_COLOR"])
-def test_ci_and_no_color_get_plain_lines(
-    run: RunLog, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_ci_and_no_color_get_plain_lines(run, monkeypatch, variable):
     monkeypatch.setenv(variable, "1")
     text = play(run, on_terminal=True)
     assert "warm up" not in text
     assert "\x1b[2K" not in text, "a line was redrawn"
 
 
-def test_no_terminal_gets_a_line_a_case(run: RunLog) -> None:
+def test_no_terminal_gets_a_line_a_case(run):
     text = play(run, on_terminal=False).replace("\n ", " ")
     lines = [line for line in text.splitlines() if line.startswith("[")]
     assert len(lines) == 8

@@ -1,15 +1,11 @@
 """The end of a run on the terminal: a table, and the answer in at most twelve lines."""
 
 import io
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Kind, Regime, Role, Status, Verdict
 from nsabench.output import result, tables, terminal
@@ -26,10 +22,10 @@ MINE = "mine.py@aaaaaaaaaaaa"
 DONE = "complete in 2.0 s: your kernel"
 
 
-def finish(folder: Path, made: Made, mine: str = "mine") -> Finished:
+def finish(folder, made, mine="mine"):
     """Return a finished run in which the candidate `mine` is of the user's file."""
 
-    def change(plan: Plan) -> Plan:
+    def change(plan):
         infos = [
             i.model_copy(update={"source": type(i.source)(MINE)}) if i.name == mine else i
             for i in plan.implementations
@@ -41,23 +37,22 @@ def finish(folder: Path, made: Made, mine: str = "mine") -> Finished:
     return Finished(facts.folder, facts.plan, facts.results, 2.0, 1.0)
 
 
-def show(finished: Finished, *, width: int = 80, **how: Any) -> str:
+def show(finished, *, width=80, **how):
     how_wide = {"width": width, "force_terminal": True, "color_system": None}
-    console = Console(file=io.StringIO(), markup=False, **how_wide)  # type: ignore[arg-type]
+    console = Console(file=io.StringIO(), markup=False, **how_wide)
     terminal.print_summary(finished, console, **how)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text
+    return console.file.getvalue()
 
 
-def lines_of(finished: Finished) -> list[str]:
+def lines_of(finished):
     return [sentence.text for sentence in describe_end(finished)]
 
 
-def text_of(finished: Finished) -> str:
+def text_of(finished):
     return " ".join(" ".join(lines_of(finished)).split())
 
 
-def test_the_users_candidates_come_first_and_the_answer_last(tmp_path: Path) -> None:
+def test_the_users_candidates_come_first_and_the_answer_last(tmp_path):
     finished = finish(tmp_path, Made(implementations=("rows_group", "rows_cuda", "mine")))
     head, first, *rest = lines_of(finished)
     assert head == "complete in 2.0 s: your kernel is right"
@@ -70,7 +65,7 @@ def test_the_users_candidates_come_first_and_the_answer_last(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("count", [3, 9, 10])
 @pytest.mark.parametrize("status", [Status.OK, Status.CRASHED])
-def test_it_is_short_and_fits_80_columns(tmp_path: Path, count: int, status: Status) -> None:
+def test_it_is_short_and_fits_80_columns(tmp_path, count, status):
     names = tuple(f"kernel_{n}" for n in range(count))
     finished = finish(tmp_path, Made(implementations=names, status=lambda _: status), mine="")
     lines = lines_of(finished)
@@ -104,9 +99,7 @@ def test_it_is_short_and_fits_80_columns(tmp_path: Path, count: int, status: Sta
         (Made(status=lambda _: Status.SKIPPED), "complete in 2.0 s, but no candidate", [], 5),
     ],
 )
-def test_only_what_failed_is_red(
-    tmp_path: Path, made: Made, head: str, is_red: list[str], code: int
-) -> None:
+def test_only_what_failed_is_red(tmp_path, made, head, is_red, code):
     finished = finish(tmp_path, made)
     first, *rest = describe_end(finished)
     assert first.text.startswith(head)
@@ -116,7 +109,7 @@ def test_only_what_failed_is_red(
     assert result.exit_code(finished) == code
 
 
-def test_the_first_line_says_whose_kernels_failed(tmp_path: Path) -> None:
+def test_the_first_line_says_whose_kernels_failed(tmp_path):
     names = ("rows_group", "rows_cuda", "mine")
     made = Made(implementations=names, status=lambda _: Status.CRASHED)
     head = lines_of(finish(tmp_path / "a", made))[0]
@@ -125,12 +118,12 @@ def test_the_first_line_says_whose_kernels_failed(tmp_path: Path) -> None:
     assert shipped == "complete in 2.0 s: 3 shipped kernels failed"
 
 
-def test_a_kernel_that_did_not_run_is_not_counted_as_right(tmp_path: Path) -> None:
+def test_a_kernel_that_did_not_run_is_not_counted_as_right(tmp_path):
     made = Made(implementations=("rows_group", "mine"), status=lambda _: Status.SKIPPED)
     assert "shipped candidates: 0 of 0 are right; 1 did not run" in lines_of(finish(tmp_path, made))
 
 
-def test_an_inconclusive_ratio_is_in_no_span(tmp_path: Path) -> None:
+def test_an_inconclusive_ratio_is_in_no_span(tmp_path):
     """`0.00x as fast, 2 inconclusive` reads like an answer."""
     ratio = {64: 2.0, 128: 1.0, 256: 2.0, 512: 2.0}
     made = Made(noise=0.05, samples=12, ratio=ratio.__getitem__, shapes=((256, 4, 64),))
@@ -143,9 +136,7 @@ def test_an_inconclusive_ratio_is_in_no_span(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [Status.OK, Status.WRONG])
-def test_whether_it_is_right_comes_before_what_is_not_decided(
-    tmp_path: Path, status: Status
-) -> None:
+def test_whether_it_is_right_comes_before_what_is_not_decided(tmp_path, status):
     """A kernel that is right and one that is wrong have their timing at the same place."""
     made = Made(status=lambda _: status, noise=0.2, samples=6, ratio=lambda _: 1.0)
     text = text_of(finish(tmp_path, made)).partition("mine: ")[2]
@@ -154,14 +145,14 @@ def test_whether_it_is_right_comes_before_what_is_not_decided(
     assert second.startswith("not decided" if status is Status.OK else "not timed")
 
 
-def test_a_crash_names_its_log(tmp_path: Path) -> None:
+def test_a_crash_names_its_log(tmp_path):
     finished = finish(tmp_path, Made(status=lambda _: Status.CRASHED))
     text = show(finished)
     assert "failed: mine in 16 cases" in text and str(finished.folder.path / "logs") in text
     assert text.count("as the test wants it") == 2, "above with its log, and in the answer"
 
 
-def test_the_controls_are_listed_only_if_one_was_missed(tmp_path: Path) -> None:
+def test_the_controls_are_listed_only_if_one_was_missed(tmp_path):
     caught, missed = Made(), Made(control_caught=False)
     assert "zero_output" not in show(finish(tmp_path / "a", caught))
     assert "zero_output" in show(finish(tmp_path / "b", caught), verbose=True)
@@ -169,7 +160,7 @@ def test_the_controls_are_listed_only_if_one_was_missed(tmp_path: Path) -> None:
     assert "zero_output" in shown and "nothing is decided" in shown
 
 
-def test_a_ratio_over_general_baselines_alone_is_in_no_average(tmp_path: Path) -> None:
+def test_a_ratio_over_general_baselines_alone_is_in_no_average(tmp_path):
     ratio = {64: 2.0, 128: 50.0}
     made = Made(kind=Kind.GENERAL, ratio=ratio.__getitem__, lengths=(64, 128))
     finished = finish(tmp_path, made)
@@ -180,7 +171,7 @@ def test_a_ratio_over_general_baselines_alone_is_in_no_average(tmp_path: Path) -
     assert ratios == [pytest.approx(2.0, rel=0.02)] * 4
 
 
-def test_without_a_baseline_the_ratio_is_to_the_best_alternative(tmp_path: Path) -> None:
+def test_without_a_baseline_the_ratio_is_to_the_best_alternative(tmp_path):
     records = [
         with_comparison(r, Regime.DEVICE, median_ms=1.0, verdict=Verdict.INCONCLUSIVE)
         for r in ladder({8192: 0.9, 16384: 2.5})
@@ -195,7 +186,7 @@ def test_without_a_baseline_the_ratio_is_to_the_best_alternative(tmp_path: Path)
 @pytest.mark.parametrize(
     "what", [{"against": "sdpa"}, {"verdict": Verdict.INVALID}, {"time_doubt": "throttled"}]
 )
-def test_an_alternative_stands_in_for_no_baseline_that_says_no(what: dict[str, Any]) -> None:
+def test_an_alternative_stands_in_for_no_baseline_that_says_no(what):
     [first, *_] = ladder({8192: 9.0})
     first = replace(first, time_doubt=what.pop("time_doubt", ""))
     judged = {"median_ms": 1.0, "verdict": Verdict.INCONCLUSIVE, **what}
@@ -203,7 +194,7 @@ def test_an_alternative_stands_in_for_no_baseline_that_says_no(what: dict[str, A
     assert str(judged["verdict"]) in text and "9.00" not in text
 
 
-def test_break_even_lengths_are_in_the_answer(tmp_path: Path) -> None:
+def test_break_even_lengths_are_in_the_answer(tmp_path):
     finished = finish(tmp_path, Made())
     heads = [(64, 4), (32, 8), (32, 2), (16, 1)]
     rungs = {8192: 0.9, 16384: 1.6, 32768: 2.5}
@@ -228,7 +219,7 @@ def test_break_even_lengths_are_in_the_answer(tmp_path: Path) -> None:
 SIZES = ("B", "S", "G", "H", "D", "Dv", "S_kv", "n_spans", "L")
 
 
-def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
+def record(queue=None, **what):
     """Make a record. `queue` holds the fields of its comparison in the queue, or None for no
     comparison."""
     usual = {
@@ -263,14 +254,14 @@ def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
     return made if queue is None else with_comparison(made, Regime.QUEUE, **queue)
 
 
-def table_of(*records: Record, width: int = 80, wide: bool = False) -> str:
+def table_of(*records, width=80, wide=False):
     file = io.StringIO()
     for block in on_terminal(tables.candidates(records, wide=wide)):
         Console(file=file, width=width).print(block)
     return file.getvalue()
 
 
-def test_the_table_has_the_sizes_that_vary_and_a_column_for_each_regime() -> None:
+def test_the_table_has_the_sizes_that_vary_and_a_column_for_each_regime():
     queue = {"verdict": Verdict.SLOWER, "median_ms": 0.1948, "ratio": 0.875}
     longer = record(queue, length=2048, L=2048, case_id="ba9876543210")
     text = table_of(record(queue), longer)
@@ -283,7 +274,7 @@ def test_the_table_has_the_sizes_that_vary_and_a_column_for_each_regime() -> Non
     assert len([line for line in lines if "a_candidate_with_a_long_name" in line]) == 2
 
 
-def test_a_wide_table_has_every_column_and_cuts_nothing() -> None:
+def test_a_wide_table_has_every_column_and_cuts_nothing():
     beaten = record(role="baseline", implementation="sdpa_heads_as_queries_efficient")
     queue = {"median_ms": 0.494, "verdict": Verdict.SAME}
     text = table_of(record(queue), beaten, width=170, wide=True)
@@ -306,9 +297,7 @@ def test_a_wide_table_has_every_column_and_cuts_nothing() -> None:
         ),
     ],
 )
-def test_a_verdict_has_its_regime_and_a_mark_that_is_explained(
-    what: dict[str, Any], verdicts: str
-) -> None:
+def test_a_verdict_has_its_regime_and_a_mark_that_is_explained(what, verdicts):
     text = table_of(record(**what))
     words = [word for word in text.split() if word not in ("─", "a_candidate_with_a_long_name")]
     assert all(word in words for word in verdicts.split()), text
@@ -316,7 +305,7 @@ def test_a_verdict_has_its_regime_and_a_mark_that_is_explained(
         assert (f"\n{mark} " in text) is (mark in verdicts)
 
 
-def test_foreign_text_is_no_markup_and_is_cut_with_an_ellipsis() -> None:
+def test_foreign_text_is_no_markup_and_is_cut_with_an_ellipsis():
     reason = "ImportError: [/usr/lib/x.so] of [bold]"
     console = terminal.console()
     console.file, console.width = io.StringIO(), 240
