@@ -16,7 +16,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.archive.archive import Archive
 from nsabench.evidence.manifest import MANIFEST, seal, verify
 from nsabench.evidence.manifest.logs import plan_together
-from nsabench.evidence.manifest.statement import Trust, encode_key, read_envelope, signed
+from nsabench.evidence.manifest.statement import Trust, encode_key, read_envelope, verify_envelope
 from nsabench.fleet.merge import merge
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
@@ -124,7 +124,7 @@ def test_a_merge_without_a_key_says_how_to_sign(tmp_path, _made, signer):
 
 
 def test_a_merged_run_keeps_what_each_host_signed(_made, _merged):
-    statement, _ = signed(read_envelope(_merged))
+    statement, _ = verify_envelope(read_envelope(_merged))
     named = [own.run_id for own in statement.predicate.shards]
     assert named == ["shard-1", "shard-2", "shard-3"]
     for own in sorted(_made.iterdir()):

@@ -26,7 +26,7 @@ from nsabench.evidence.manifest.statement import (
     Trust,
     is_device,
     require_same,
-    signed,
+    verify_envelope,
 )
 from nsabench.evidence.manifest.tables import COLUMNS, check_summary, refuse_misfit
 from nsabench.model.record import Record
@@ -139,7 +139,7 @@ class Archive:
         return Surveyed(sound, broken, stray)
 
     def _read_manifest(self, name: str) -> ArchivedRun:
-        statement, _ = signed(Envelope.parse(self.store.read(name, limits.MANIFEST)))
+        statement, _ = verify_envelope(Envelope.parse(self.store.read(name, limits.MANIFEST)))
         try:
             digests = {table: statement.digests[f"{table}.parquet"] for table in TABLES}
         except KeyError as missing:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.statement import ShardSigned, read_envelope, require_same, signed
+from nsabench.evidence.manifest.statement import (
+    ShardSigned,
+    read_envelope,
+    require_same,
+    verify_envelope,
+)
 from nsabench.model.description import Described
 from nsabench.model.log import Log
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
@@ -83,7 +88,7 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
 def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
     shard = RunFolder(folder).shard(run_id).path
     try:
-        statement, keyid = signed(read_envelope(shard))
+        statement, keyid = verify_envelope(read_envelope(shard))
         for name in set(KEPT) - {MANIFEST}:
             if files.sha256(shard, name) != statement.digests.get(name):
                 raise VerificationFailed(f"{name} was changed after the signature")

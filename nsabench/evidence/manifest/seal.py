@@ -18,7 +18,7 @@ from nsabench.evidence.manifest.statement import (
     Trust,
     encode_key,
     read_envelope,
-    signed,
+    verify_envelope,
 )
 from nsabench.evidence.manifest.tables import summarize_tables
 from nsabench.files import whole
@@ -80,7 +80,7 @@ def brief_plan(plan: Plan) -> PlanBrief:
 def brief_shards(folder: Path, plan: Plan) -> tuple[ShardSigned, ...]:
     """Return the signer of each shard. Raises `VerificationFailed` if a manifest is broken."""
     shards = (RunFolder(folder).shard(run_id).path for run_id in plan.shards)
-    return tuple(signed(read_envelope(shard))[0].predicate.as_shard for shard in shards)
+    return tuple(verify_envelope(read_envelope(shard))[0].predicate.as_shard for shard in shards)
 
 
 def brief_environment(path: Path) -> EnvironmentBrief:

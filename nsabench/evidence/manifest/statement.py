@@ -154,7 +154,7 @@ def read_envelope(folder: Path) -> Envelope:
         return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
 
 
-def signed(envelope: Envelope) -> tuple[Statement, str]:
+def verify_envelope(envelope: Envelope) -> tuple[Statement, str]:
     """Check that a statement was signed with the key in it. Return it, and the key's id."""
     statement = Statement.parse(envelope.content())
     try:

@@ -21,7 +21,7 @@ from nsabench.evidence.manifest.statement import (
     is_device,
     read_envelope,
     require_same,
-    signed,
+    verify_envelope,
 )
 from nsabench.evidence.manifest.tables import check_summary, check_tables, derive_tables
 from nsabench.machine.environment.model import Environment
@@ -142,7 +142,7 @@ def _check_manifest(report: Report, names: list[str]) -> None:
     with report.check("manifest"):
         envelope = read_envelope(report.folder)
     with report.check("signature"):
-        statement, report.keyid = signed(envelope)
+        statement, report.keyid = verify_envelope(envelope)
         report.predicate = statement.predicate
         report.details["signature"] = f"by the key {report.keyid}"
     with report.check("statement"):
