@@ -19,8 +19,8 @@ from nsabench.running.executor import with_judgement
 from nsabench.verdicts.attempts import CaseState
 from nsabench.verdicts.records import make_records
 from nsabench.worker.arm import CaseArm
+from nsabench.worker.case_measurement import CaseMeasurement
 from nsabench.worker.inputs import InputSets
-from nsabench.worker.measure import CaseMeasurement
 from nsabench.worker.protocol import Measure
 from nsabench.worker.timing.timer import CpuTimer
 from tests.runs import Made, log_of, make_plan

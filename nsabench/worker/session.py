@@ -27,9 +27,9 @@ from nsabench.model.vocabulary import PROBES, Role
 from nsabench.registry import Implementation
 from nsabench.worker import guard, protocol
 from nsabench.worker.calls import Deliver, prepare_call
+from nsabench.worker.case_measurement import CaseMeasurement, Report
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
-from nsabench.worker.measure import CaseMeasurement, Report
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer
 

@@ -9,13 +9,13 @@ import torch
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.job import EarlyExit
 from nsabench.model.vocabulary import Role, Status
-from nsabench.worker import measure
+from nsabench.worker import case_measurement
 from tests.checking import measured, registered
 from tests.worker.test_arm import CASE
 
 # So long that noise of a shared machine makes no other kernel hopeless.
 SLEEP_S = {"slow": 0.1, "quick": 0.005, "quicker": 0.0, "wrong": 0.005, "odd": 0.005}
-CALLS = 1 + measure.ROUNDS  # held to the oracle, and by the timer
+CALLS = 1 + case_measurement.ROUNDS  # held to the oracle, and by the timer
 
 
 def found(*names, changed=lambda call, out, q: out, **early_exit):
@@ -72,9 +72,12 @@ def test_who_is_far_behind_is_not_looked_at_any_further():
     assert left.status is Status.OK
     # Its errors are measured here, since the process of the main pass was the candidate's.
     assert left.rel_l2 == seen["quick"].rel_l2 and left.worst_row_at
-    assert len(left.samples.time_ms) == measure.ROUNDS and left.bursts.time_ms == []
+    assert len(left.samples.time_ms) == case_measurement.ROUNDS and left.bursts.time_ms == []
     assert "over 5 times as long as a faster baseline" in left.notes[0]
-    assert len(seen["quick"].samples.time_ms) > measure.ROUNDS and seen["quick"].bursts.time_ms
+    assert (
+        len(seen["quick"].samples.time_ms) > case_measurement.ROUNDS
+        and seen["quick"].bursts.time_ms
+    )
     assert [seen[one].status for one in ("wrong", "odd")] == [Status.WRONG, Status.CRASHED]
 
 
