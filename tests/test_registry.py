@@ -169,6 +169,16 @@ def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path):
     assert "mine(q, k, v, cu_seqlens=None, *, window, sm_scale, max_seqlen)" in said
 
 
+def test_a_control_names_a_check_that_can_catch_it(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from nsabench.registry import control\n"
+        '@control("selection_rows", caught_by="rofline")\n'
+        "def cheat(honest, *tensors, sm_scale):\n    return honest(*tensors, sm_scale=sm_scale)\n"
+    )
+    said = load_in_a_process(tmp_path / "mine.py", None)
+    assert "caught_by" in said and "'roofline'" in said
+
+
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [

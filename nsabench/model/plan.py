@@ -70,7 +70,7 @@ class ImplementationInfo(Frozen):
     name: str
     role: Role
     devices: tuple[Runs, ...]
-    caught_by: str = ""
+    caught_by: Literal["", "baseline", "burst", "host", "parity", "roofline", "timer"] = ""
     wraps: str = ""
     needs_order: bool = False  # of a control: only the order of its work on streams is wrong
     computes_by: str = ""  # of a control: the baseline whose work it does
