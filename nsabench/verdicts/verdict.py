@@ -455,6 +455,7 @@ def _lower_ratio(
     return replace(
         add_reason(comparison, why),
         verdict=verdict,
+        against=fastest_name if counting == moved.value else comparison.against,
         ratio=counting,
         lo=lo,
         hi=moved.hi,

@@ -82,11 +82,14 @@ def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone(
     ]
     first = compare_records([MINE, *slowed], ())
     assert first[0].comparison(Regime.QUEUE).verdict is Verdict.FASTER
-    alone = Observation(implementation="lean", status=Status.OK, bursts=bursts(0.03))
-    revised = revise(first[0], first, None, isolated("c", [alone]), ["dense", "lean"])
+    alone = [
+        Observation(implementation=name, status=Status.OK, bursts=bursts(time))
+        for name, time in (("dense", 0.03), ("lean", 0.06))
+    ]
+    revised = revise(first[0], first, None, isolated("c", alone), ["dense", "lean"])
     judged = revised.comparison(Regime.QUEUE)
     assert judged.verdict is Verdict.INCONCLUSIVE
-    assert judged.ratio == pytest.approx(0.75)
+    assert judged.ratio == pytest.approx(0.75) and judged.against == "dense"
 
 
 def test_the_record_holds_both_verdicts(tmp_path):
