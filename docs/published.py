@@ -16,10 +16,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 
 from nsabench import labels
+from nsabench.checks.roofline import SLOW
 from nsabench.evidence.archive import Archive, ArchivedRun
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.record import Record
@@ -28,7 +29,6 @@ from nsabench.output.report import payment_chart
 from nsabench.signing import keys
 from nsabench.verdicts import break_even
 from nsabench.verdicts.break_even import BreakEven
-from nsabench.verdicts.statistics import geometric_mean
 
 BLOCK = re.compile(r"(<!-- results: ([\w-]+)((?: [\w-]+=\S+)*) -->\n).*?(<!-- /results -->)", re.S)
 RESULTS = Path(__file__).parent / "results"
@@ -38,6 +38,7 @@ CALLED = {
     Regime.QUEUE: "called from Python",
     Regime.GRAPH: "in a CUDA graph",
 }
+NEAR = 0.05  # ratios that are nearer to 1 are printed with a third decimal
 # Colours that can be read on a light and on a dark page.
 STYLE = """<style>svg{color:#57606a;--accent:#0969da;--best:#bc4c00}
 @media(prefers-color-scheme:dark){svg{color:#8b949e;--accent:#58a6ff;--best:#f0883e}}</style>"""
@@ -135,6 +136,14 @@ class Published:
                 if r.implementation not in there and r.status is Status.UNSUPPORTED and r.package
             }
             lacks = f" Without {', '.join(absent)}." if absent else ""
+            libraries = sorted(
+                {
+                    f"{r.package} {r.package_version}"
+                    for r in records
+                    if r.implementation in there and r.package_version
+                }
+            )
+            lacks = (f" Libraries: {', '.join(libraries)}." if libraries else "") + lacks
             said = ", ".join(map(str, directions))
             versions = f"{gpu}, {_versions(run)}, {signed:%Y-%m-%d}"
             yield f"- {said}: {versions}, run `{run.run_id}`.{lacks}"
@@ -146,9 +155,10 @@ class Published:
         yield from _head("heads", "direction", *(CALLED[regime] for regime in regimes))
         rows: dict[tuple[str, Direction], dict[Regime, str]] = {}
         for answer in answers:
-            rows.setdefault((answer.heads, answer.direction), {})[answer.regime] = _say(answer)
-        for (heads, direction), said in rows.items():
-            yield _row(heads, direction, *(said.get(regime, "") for regime in regimes))
+            said = _say(answer) + _name_unproven(answer)
+            rows.setdefault((answer.heads, answer.direction), {})[answer.regime] = said
+        for (heads, direction), cells in rows.items():
+            yield _row(heads, direction, *(cells.get(regime, "") for regime in regimes))
 
     def say_break_even(
         self, page: Path, op: str, heads: str, regime: str = "device"
@@ -161,7 +171,7 @@ class Published:
         called = CALLED[Regime(regime)]
         won = [a for a in answers if a.answer is Pays.FROM]
         if won:
-            said = ", ".join(f"{a.direction} **{_say(a)}**" for a in won)
+            said = ", ".join(f"{a.direction} **{_say(a)}**{_name_unproven(a)}" for a in won)
             others = " or ".join(f"`{o}`" for o in sorted({o for a in won for o in a.used[1]}))
             yield (
                 f"{where} is faster {called} than the best dense attention of the run ({others}): "
@@ -172,10 +182,14 @@ class Published:
                 yield f"{where}, {a.direction}: faster than dense attention {called}: {_say(a)}."
 
     def count_verdicts(self, page: Path, op: str, candidate: str, **traits: str) -> Iterator[str]:
-        """A sentence for each regime: how often a candidate is faster than the best other."""
+        """A sentence for each direction and regime: how often is a candidate the fastest?"""
         records = self.records(op, implementation=candidate, **traits)
-        for regime, called in CALLED.items():
-            compared = [(r, c) for r in records if (c := r.compared(regime)) and c.verdict]
+        for direction, (regime, called) in product(Direction, CALLED.items()):
+            compared = [
+                (r, c)
+                for r in records
+                if r.direction is direction and (c := r.compared(regime)) and c.verdict
+            ]
             if not compared:
                 continue
             counts = Counter(c.verdict for _, c in compared)
@@ -186,9 +200,8 @@ class Published:
             proviso = f", {len(unproven)} on an unproven check ({checks})" if unproven else ""
             ratios = [c.ratio for _, c in compared if c.ratio]
             yield (
-                f"- {called[0].upper()}{called[1:]}: {verdicts} of {len(compared)} cases{proviso}. "
-                f"The ratio is {min(ratios):.2f} to {max(ratios):.2f}, {geometric_mean(ratios):.2f}"
-                f" as a geometric mean."
+                f"- {direction.capitalize()} {called}: {verdicts} of {len(compared)} cases"
+                f"{proviso}. The ratio is {min(ratios):.2f} to {max(ratios):.2f}."
             )
 
     def list_ratios(
@@ -210,7 +223,10 @@ class Published:
                 yield _row(_label(case[0], shared), *cells)
 
     def list_all_times(self, page: Path, op: str, candidate: str, **traits: str) -> Iterator[str]:
-        """A row for each implementation, a column for each case: the time over the candidate's."""
+        """A row for each implementation, a column for each case: the time over the candidate's.
+
+        A baseline is left out where it takes over `SLOW` times as long as the best baseline.
+        """
         right = [
             r
             for r in self.records(op, **traits)
@@ -221,14 +237,18 @@ class Published:
         yield from _head(" ".join(shared), *(_label(r, shared) or "time" for r in cases.values()))
         yield _row(f"`{candidate}`", *(_time(r.median_ms or 0.0) for r in cases.values()))
         times = {(r.implementation, r.case_id): r.median_ms or 0.0 for r in right}
+        baselines = {(r.implementation, r.case_id) for r in right if r.role is Role.BASELINE}
+        best = {case: min(times[key] for key in baselines if key[1] == case) for case in cases}
         for other in sorted({name for name, case in times if case in cases} - {candidate}):
             ratios = [
-                f"{times[other, case] / times[candidate, case]:.2f}"
-                if (other, case) in times
+                f"{time / times[candidate, case]:.2f}"
+                if (time := times.get((other, case)))
+                and (time <= SLOW * best[case] or (other, case) not in baselines)
                 else ""
                 for case in cases
             ]
-            yield _row(f"`{other}`", *ratios)
+            if any(ratios):
+                yield _row(f"`{other}`", *ratios)
 
     def draw_chart(
         self, page: Path, op: str, heads: str, direction: str, regime: str = "device"
@@ -245,6 +265,8 @@ class Published:
         called = CALLED[answer.regime]
         alt = f"Time of {op} {direction} {called} and of the best dense attention, by {answer.axis}"
         yield f"![{alt}]({Path(os.path.relpath(path, page.parent)).as_posix()})"
+        others = " or ".join(f"`{o}`" for o in answer.used[1])
+        yield f"*{heads} heads, {direction}; the best dense attention is {others}.*"
 
 
 def read_archive() -> Published:
@@ -279,16 +301,25 @@ def _versions(run: ArchivedRun) -> str:
 
 def _say(answer: BreakEven) -> str:
     if answer.answer is Pays.FROM:
-        return f"from {answer.axis} = {answer.length:,}"
+        last = ", the greatest tested" if answer.length == answer.greatest else ""
+        return f"from {answer.axis} = {answer.length:,}{last}"
     if answer.answer is Pays.NO:
         return f"not up to {answer.axis} = {answer.greatest:,}"
     return "not decided"
 
 
+def _name_unproven(answer: BreakEven) -> str:
+    won = [t.record for t in answer.tested if t.length >= (answer.length or 0)]
+    checks = sorted({f"`{record.unproven}`" for record in won if record.unproven})
+    if answer.answer is not Pays.FROM or not checks:
+        return ""
+    return f" (on an unproven check: {', '.join(checks)})"
+
+
 def _describe_best(case: Sequence[Record], regime: Regime, reference: Reference) -> str:
-    """Return `0.48 ms; dense_sdpa 1.52 ms; **3.17** [3.10, 3.24] faster`, or nothing."""
+    """Return `nsa 0.48 ms; dense 1.52 ms; **3.17** [3.10, 3.24] faster`, or nothing."""
     compared = [
-        c
+        (r, c)
         for r in case
         if r.role is Role.CANDIDATE
         and r.status is Status.OK
@@ -298,12 +329,15 @@ def _describe_best(case: Sequence[Record], regime: Regime, reference: Reference)
     ]
     if not compared:
         return ""
-    best = min(compared, key=lambda c: c.median_ms or 0.0)
+    ours, best = min(compared, key=lambda pair: pair[1].median_ms or 0.0)
     assert best.ratio is not None and best.median_ms is not None
-    other = f"`{best.against}` {_time(best.ratio * best.median_ms)}"
-    interval = f" [{best.lo:.2f}, {best.hi:.2f}]" if best.lo and best.hi else ""
+    timed = next(r for r in case if r.implementation == best.against).comparison(regime)
+    named = f"`{ours.implementation}` {_time(best.median_ms)}"
+    other = f"`{best.against}` {_time(timed.median_ms or 0.0)}"
+    digits = 3 if abs(best.ratio - 1) < NEAR else 2
+    interval = f" [{best.lo:.{digits}f}, {best.hi:.{digits}f}]" if best.lo and best.hi else ""
     verdict = f" {best.verdict}" if best.verdict else ""
-    return f"{_time(best.median_ms)}; {other}; **{best.ratio:.2f}**{interval}{verdict}"
+    return f"{named}; {other}; **{best.ratio:.{digits}f}**{interval}{verdict}"
 
 
 def _label(record: Record, shared: Sequence[str]) -> str:
