@@ -20,11 +20,11 @@ from tests.checker.mutants.mutant import (
 )
 
 WINDOW = "sliding_window"
-EDGE = {"B": 2, "T": 200, "HQ": 6, "H": 2, "D": 64, "Dv": 32}
+EDGE = {"B": 2, "T": 200, "HQ": 6, "H": 2, "D": 32, "Dv": 24}
 NEAR = case(WINDOW, "bfloat16", window=64, **EDGE)
 EXACT = case(WINDOW, "float32", window=65, **EDGE)
 PACKED = case(WINDOW, "bfloat16", "packed", B=5, T=90, HQ=4, H=1, D=32, Dv=32, window=40)
-LONGER = case(WINDOW, "bfloat16", B=1, T=1024, HQ=8, H=2, D=64, Dv=64, window=512)
+LONGER = case(WINDOW, "bfloat16", B=1, T=768, HQ=4, H=1, D=64, Dv=64, window=512)
 
 
 def values_by_strides_of_keys(x):
@@ -46,7 +46,7 @@ def first_tile_skipped(lo, hi):
 broken_inputs(
     (NEAR, ">= for > at the begin", "window-size", put(window=65)),
     (LONGER, "> for >= at the begin", "window-size", put(window=511)),
-    (LONGER, "the window is not looked at", "window-ignored", put(window=1024)),
+    (LONGER, "the window is not looked at", "window-ignored", put(window=768)),
     (PACKED, "cu_seqlens is not looked at", "packing-ignored", put(cu_seqlens=None)),
     (PACKED, "sequences begin one token late", "sequence-begin", sequences_one_late),
     (EXACT, "scores are not scaled", "scale-missing", put(sm_scale=1.0)),
@@ -72,7 +72,7 @@ SIZES = {"block": 32, "stride": 16}
 KEYS = case(COMPRESSED, "bfloat16", **EDGE, **SIZES)
 PRECISE = case(COMPRESSED, "float32", **EDGE, **SIZES)
 SEQUENCES = case(COMPRESSED, "bfloat16", "packed", B=5, T=90, HQ=4, H=1, D=32, Dv=32, **SIZES)
-MANY = case(COMPRESSED, "bfloat16", B=1, T=256, HQ=64, H=4, D=128, Dv=128, **SIZES)
+MANY = case(COMPRESSED, "bfloat16", B=1, T=256, HQ=16, H=4, D=64, Dv=64, **SIZES)
 
 
 def of_the_sequence_before(cu_keys):

@@ -310,7 +310,7 @@ REPEATED = case(BLOCKS, "bfloat16", "repeated", **{**CHOSEN, "S": 3})
 NONE = case(BLOCKS, "float16", "empty_rows", **CHOSEN)
 PACKED = case(BLOCKS, "bfloat16", "packed", B=1, T=300, HQ=3, H=3, D=32, Dv=32, S=3)
 SMALL = case(BLOCKS, "bfloat16", "random", B=1, T=130, HQ=4, H=1, D=64, Dv=64, S=4, block_size=32)
-LONGER = case(BLOCKS, "bfloat16", "random", B=1, T=320, HQ=32, H=8, D=128, Dv=128, S=4)
+LONGER = case(BLOCKS, "bfloat16", "random", B=1, T=320, HQ=8, H=4, D=32, Dv=32, S=4)
 
 
 def choice(change):
