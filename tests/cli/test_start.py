@@ -12,6 +12,7 @@ from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 
 
+@pytest.mark.full
 def test_check_says_right_of_every_first_kernel(tmp_path: Path, nsabench: Nsabench) -> None:
     """`all` covers the same shapes: tails are easily forgotten in one of them."""
     for op in map(ops.get, ops.shipped()):
