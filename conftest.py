@@ -23,6 +23,7 @@ FULL = (
     "tests/docs/test_manual.py",
     "kernels/tests/integrations",
     "kernels/tests/test_blocks_compile.py",
+    "kernels/tests/test_compile.py",
     "kernels/tests/test_layer.py",
     "kernels/tests/test_oracles.py",
     "kernels/tests/test_promises.py",
@@ -96,6 +97,13 @@ def find_path(path: Path, names: tuple[str, ...]) -> int | None:
 
 def fixtures(item: pytest.Item) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a selected test: what they import takes seconds in each process."""
+    if config.option.markexpr == "not full" and find_path(collection_path, FULL) is not None:
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

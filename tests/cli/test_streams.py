@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.cli.conftest import Nsabench, complete
+from tests.cli.conftest import Nsabench, command, complete
 from tests.cli.conftest import nsabench as nsabench
 from tests.cli.conftest import tiny as tiny
 
@@ -19,7 +19,7 @@ NSABENCH = [sys.executable, "-m", "nsabench"]
 
 
 def test_a_run_goes_on_without_its_reader(tmp_path: Path, tiny: Path) -> None:
-    words = [*NSABENCH, "all", str(tiny), "--device", "cpu", "--where", "L<=8", "--out", "run"]
+    words = command("all", tiny, "--device", "cpu", "--where", "L<=8", "--out", "run")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(words, cwd=tmp_path, **pipes)
     assert process.stdout is not None and process.stderr is not None
@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_before_it_measured_is_begun_again(
 def test_an_interrupted_run_that_measured_nothing_leaves_nothing(
     tmp_path: Path, tiny: Path
 ) -> None:
-    words = [*NSABENCH, "all", str(tiny), "--device", "cpu", "--out", "run"]
+    words = command("all", tiny, "--device", "cpu", "--out", "run")
     process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run" / "log.jsonl").exists():
         assert process.poll() is None
