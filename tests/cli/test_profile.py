@@ -16,7 +16,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Status
 from nsabench.output import templates
 from nsabench.output.report import Facts
-from tests.cli.conftest import TINY, Nsabench
+from tests.cli.conftest import TINY
 from tests.cli.conftest import nsabench as nsabench
 from tests.commands import invoke
 from tests.shared_runs import FAILING
