@@ -64,7 +64,7 @@ def refuse_other(plan: Plan) -> None:
         file = Path(plan.ops).name
         raise UsageError(
             f"this run was made with the op of {file} (sha256 {plan.ops_sha256[:12]}), which "
-            f"{'is another one now' if _external.from_files else 'is not known here'}",
+            f"{'is not the file given now' if _external.from_files else 'was not given'}",
             f"give that file: --ops {file}.",
         )
 
@@ -104,7 +104,7 @@ def sizes(case: Case) -> Shape:
 
 
 def computed(case: Case, name: str) -> Case:
-    """Return the case for the op `name`, or `case` if that is empty. `UsageError` if impossible."""
+    """Return `case` as a case of the op `name`. Without a name, return `case` itself."""
     if not name:
         return case
     op = get(name)
@@ -157,7 +157,7 @@ def _count(
 def computed_work(case: Case, name: str) -> Work:
     try:
         return work(computed(case, name))
-    except UsageError:  # the op has no such case, so nothing was measured
+    except UsageError:  # there is no such op, or not in this direction, so nothing was measured
         return Work(0, 0)
 
 

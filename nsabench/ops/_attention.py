@@ -58,11 +58,10 @@ class HeadsShape(AttentionShape):
 
 @dataclass(frozen=True)
 class AttentionPart:
-    """Some queries of an op, and the keys that they see.
+    """Some queries of an op, and the keys among which they choose.
 
-    queries: an index of q, of the gates and of the output.
-    keys: an index of k and v.
-    attend: computes the output from float64 parts of q, k, v and the gates.
+    `queries` indexes q, the gates and the output; `keys` indexes k and v. `attend` computes this
+    part of the output from those parts of q, k, v and the gates, in float64.
     """
 
     queries: Any
@@ -71,7 +70,7 @@ class AttentionPart:
 
 
 class AttentionOp(Op):
-    """q [..., D], k [..., D], v [..., Dv] and other arguments -> out [..., Dv], shaped as q."""
+    """q [..., D], k [..., D], v [..., Dv], others -> out [..., Dv], with q's sizes before Dv."""
 
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
@@ -90,7 +89,7 @@ class AttentionOp(Op):
 
     @abstractmethod
     def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
-        """Return the sizes of q, k and v for inputs of this seed."""
+        """Return the sizes of inputs of this seed, without D and Dv."""
 
     @abstractmethod
     def count(self, shape: Any, distribution: str, seed: int) -> tuple[int, int, int]:
@@ -198,7 +197,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None = 
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, scale: float, index: Tensor, keep: Tensor) -> Tensor:
-    """Attend from each query of q [n,h,D] to the keys k[index] that it keeps; both are [n,L]."""
+    """Attend from each query of q [n,h,D] to those keys `index` [n,L] that `keep` [n,L] marks."""
     index = index.masked_fill(~keep, 0)
     k, v = (x.index_select(0, index.flatten()).unflatten(0, index.shape) for x in (k, v))
     return attend(q, k, v, scale, keep.unsqueeze(1))
@@ -211,7 +210,7 @@ def draw_qkv(
     keys: tuple[int, ...],
     shape: Any,
 ) -> dict[str, Tensor]:
-    """Draw q [*queries, D], k [*keys, D] and v [*keys, Dv]: normal, except for one of `VALUES`.
+    """Draw normal q [*queries, D], k [*keys, D] and v [*keys, Dv]. `VALUES` change q and k:
 
     large_logits: scaled logits of about +-1e4.
     one_hot: every element of a query is +-16, so that nearly all weight is on few keys.

@@ -1,17 +1,17 @@
 """Draw the blocks of each query (op selection_blocks) with numpy, on the host.
 
-A query sees the blocks 0 to n-1 and selects S of them, or all if n <= S. It always selects the
-first block and the last two, as NSA does (arXiv 2502.11089, section 4.1). The distribution chooses
-the others:
+A query sees the blocks 0 to n-1 and has S slots: entries of block_indices, each for one block. It
+selects S blocks, or all if n <= S. If S >= 3, the first block and the last two are among them, as
+in NSA (arXiv 2502.11089, section 4.1). The distribution chooses the others:
 
 - random, repeated, empty_rows, packed and the distributions of values: all with equal chances.
-- local: the queries of one block agree in seven of eight choices.
+- local: queries of a block share their choices; each query draws about one in eight anew.
 - dense: all blocks, so S must be large enough.
 - recorded: what layers of a trained model chose on text that was new to them.
 
-In repeated, half of the slots repeat another slot. In empty_rows, every fourth row selects nothing.
-Unused slots hold -1, and the slots are in random order. The number of selected keys does not depend
-on the seed.
+In repeated, half of the slots then get the blocks of the other half. In empty_rows, every fourth
+row selects nothing. Unused slots hold -1, and the slots are in random order. The number of selected
+keys does not depend on the seed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ DISTRIBUTIONS: tuple[str, ...] = (
 )
 FORCED = 3  # the first block and the last two
 FILE = "recorded.xz"
-CHANGED = 8  # in `local`, one of this many choices is drawn for each query
+CHANGED = 8  # in `local`, a query draws one of this many choices anew
 
 Ints = NDArray[np.int32]
 
 
 def bound_sequences(distribution: str, tokens: int, seed: int) -> Ints:
-    """Return where the sequences (five if packed, else one) begin, and where the last one ends."""
+    """Return where the sequences begin (packed: five, if tokens suffice), and the last one ends."""
     lengths = np.array([tokens])
     if distribution == "packed" and tokens >= 16:
         most = [tokens // 2 + 1, tokens // 4 - 1, tokens // 8, 1]
@@ -120,10 +120,11 @@ def _draw_local(
 def count_keys(
     distribution: str, position: Ints, heads: int, slots: int, block: int
 ) -> tuple[int, int]:
-    """Count the pairs of query and selected key, and the keys that at least one query selects."""
+    """Count the pairs of query and selected key, and the selected keys, in a row of the batch.
+    Pairs are those of one query head for each KV head."""
     own, within = position // block, position % block
     kept = slots - slots // 2 if distribution == "repeated" else slots
-    # In `repeated`, a query that could select all blocks selects only the first ones.
+    # In `repeated`, a query with a slot for every block selects only the first `kept` blocks.
     has_own = (own < kept) | (own >= slots)
     keys = np.where(has_own, np.minimum(own, kept - 1) * block + within + 1, kept * block)
     selected, touched = heads * int(keys.sum()), heads * int(has_own.sum())
@@ -170,7 +171,7 @@ def refuse_unrecorded(slots: int, block: int, tokens: int) -> None:
 
 
 def _repeat_recording(batches: int, tokens: int, heads: int, first: int) -> Ints:
-    """Return blocks [batches * tokens * heads, slots - 3], or zeros if a query selects all."""
+    """Return blocks [batches * tokens * heads, slots - 3], zeros for queries that select all."""
     recording = read_recording()  # its heads are reused cyclically, from number `first`
     free, some = recording.slots - FORCED, slice(recording.slots * recording.block, tokens)
     chosen = np.zeros((batches, heads, tokens, free), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""What the ops of a decode step share: one token of NSA against its caches."""
+"""What the decode ops share: one token of each sequence attends to its cache."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DecodeOp(AttentionOp):
 
 
 def count_compressed(tokens: int, block: int, stride: int) -> int:
-    """Count the complete compressed keys. Raises `ValueError` if no key is complete."""
+    """Count the complete compressed keys. Raises `ValueError` if there are none."""
     if block > tokens:
         raise ValueError(f"S={tokens} tokens are fewer than the {block=} tokens of one key")
     if block % stride:
@@ -92,7 +92,7 @@ def count_selected(tokens: int, block_size: int, n_selected: int) -> int:
 def draw_blocks(
     rows: tuple[int, int], tokens: int, block_size: int, n_selected: int, seed: int
 ) -> Ints:
-    """Draw the blocks of each row, int64 [B,H,n]. Unused slots hold the number of blocks."""
+    """Draw the selected blocks, int64 [B,H,n]. Unused entries hold the number of all blocks."""
     rng = np.random.default_rng(seed)
     blocks = -(-tokens // block_size)
     own = blocks - 1

@@ -1,6 +1,7 @@
 """Ops that do not ship: from entry points of the group `nsabench.ops`, and from the user's file.
 
-The supervisor imports this foreign code and has no torch, so the code may not import torch.
+The process that plans and reports imports this foreign code and has no torch, so the code may
+import torch only inside methods that make tensors.
 """
 
 from __future__ import annotations
@@ -59,10 +60,8 @@ def import_entry_point(name: str) -> Op:
 
 
 def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None = None) -> Op:
-    """Load the op of the user's file. Raises `UsageError` if the file was changed, or has no op.
-
-    owned: names of other ops, each with a clause that says where it comes from.
-    """
+    """Load the op of the user's file. Raises `UsageError` if the file was changed, or has no valid
+    op, or one of a name in `owned`, which says where other ops come from."""
     known = expected_sha256 is not None
     content = sources.read(path, sources.PUT_BACK if known else "give --ops a file.")
     digest = sources.sha256(content)
@@ -118,7 +117,7 @@ def _check_op(value: Any, what: str) -> Op:
 def _find_misfit(op: Op) -> str:
     name = getattr(op, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
-        return f"has the name {name!r}: up to 64 small letters, digits and '_'"
+        return f"has the name {name!r}: give a letter and up to 63 of a-z, 0-9 and '_'"
     for several, kind in KINDS.items():
         values = getattr(op, several, None)
         if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOCAL = 2  # how many of the last blocks are always selected, besides the first block
-# Two scores are distinct if they differ by more than this share. The share is twice the largest
-# error of scores on drawn inputs, which is 2.8e-3 in bfloat16 and 3.7e-4 in float16.
+# Two scores are distinct if they differ by more than this fraction. It is about twice the largest
+# relative error of scores on drawn inputs: 2.8e-3 in bfloat16, 3.7e-4 in float16.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
-OF_ONE_KEY = 2  # the share is twice as large if a block is one compressed key
+OF_ONE_KEY = 2  # the fraction is twice as large if a block is one compressed key
 LEAST_SCORE = 1e-30  # a smaller score may be zero in float32
 
 
 class CompressionSizes(Shape):
-    """A compressed key has `block` tokens, and one begins every `stride` tokens."""
+    """A compressed key stands for `block` tokens, and one begins every `stride` tokens."""
 
     block: Size = 32
     stride: Size = 16
@@ -75,7 +75,7 @@ def attend(
     window: int,
     sm_scale: float,
 ) -> Tensor:
-    """Compute the gated branches for q [n,G,D] at positions [n] of k [L,D]; gates [n,G,3]."""
+    """Add up the gated branches for q [n,G,D] at positions [n] of k [L,D]. Two gates: no window."""
     import torch
 
     p = compressed_weights(q, k_cmp, position, block, stride, sm_scale)
@@ -103,9 +103,9 @@ def compressed_weights(
 def rank_blocks(
     p: Tensor, position: Tensor, tokens: int, block: int, stride: int, block_size: int
 ) -> Tensor:
-    """Compute scores [n,blocks] of weights [n,G,Nc], summed over the group (equations 9 and 10).
+    """Sum weights [n,G,Nc] over the group and over each block's keys (equations 9 and 10).
 
-    Blocks that are always selected have the score inf, and blocks after the query -inf.
+    In the scores [n,blocks], blocks that are always selected have inf, those after the query -inf.
     """
     import torch
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsabench.model.case import Case
 
 MOST = 1 << 53  # beyond any number of bytes or operations
-# The limit is beyond the memory of any device, and products of a few sizes still fit 64 bits.
+# The limit keeps a product of two sizes within 64 bits.
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
 
 
@@ -43,7 +43,7 @@ class Work:
     def __post_init__(self) -> None:
         for value in (self.bytes_min, self.flops):
             if type(value) is not int or not 0 <= value < MOST:
-                raise ValueError(f"Work takes whole numbers of at least 0, not {value}")
+                raise ValueError(f"Work takes whole numbers from 0 to 2**53 - 1, not {value}")
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Probe(NamedTuple):
 
 
 def extend_on_cpu(shapes: Mapping[str, tuple[str, ...]], *sizes: str) -> Mapping[str, Any]:
-    """Append one of `sizes` to each shape for a CPU. The shapes for a GPU stay the same."""
+    """Append `sizes` to the shapes for a CPU, one to each. The shapes for a GPU stay the same."""
     extended = tuple(map(",".join, zip(shapes["cpu"], sizes, strict=True)))
     return by_device(cpu=extended, cuda=shapes["cuda"])
 
@@ -90,8 +90,8 @@ def extend_on_cpu(shapes: Mapping[str, tuple[str, ...]], *sizes: str) -> Mapping
 class Op(ABC):
     """An op. Subclasses are stateless; a module holds one instance, named `OP`.
 
-    Every `shape` is an instance of `shape_model`. The supervisor has no torch, so only methods that
-    make tensors may import it, inside the method.
+    Every `shape` is an instance of `shape_model`. The process that plans and reports has no torch,
+    so only methods that make tensors may import torch, inside the method.
     """
 
     name: ClassVar[str]
@@ -103,7 +103,7 @@ class Op(ABC):
     shape_model: ClassVar[type[Shape]]
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
     differentiable: ClassVar[tuple[str, ...]] = ()  # arguments with gradients
-    # Whether the oracle computes only a sample of queries, with NaN in the others (`_sequences`).
+    # Whether the oracle of a large case computes only some queries, with NaN in the others.
     samples_queries: ClassVar[bool] = False
     length_axis: ClassVar[str] = "L"  # the size that `length` returns
     distributions: ClassVar[tuple[str, ...]]  # the first is the default
@@ -127,7 +127,7 @@ class Op(ABC):
         return self.length(shape)
 
     def logit(self, distribution: str) -> float:
-        """Return the size of the values whose exponential the op takes."""
+        """Return the magnitude of the values whose exponential the op takes."""
         return 1.0
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Op(ABC):
         """Return the compulsory work of one call on the inputs that `draw` makes of this seed."""
 
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Return the compulsory work of a backward: by default a forward's, plus gradients."""
+        """Return the work of a backward: by default a forward's, and to write the gradients."""
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
         return Work(forward.bytes_min + written, forward.flops)

@@ -1,7 +1,8 @@
 """Ops over sequences, which are equally long or packed one after another.
 
-An oracle of a long sequence computes a sample of the queries and holds NaN in the other rows. The
-gradient of the output is almost zero there, so dk and dv are known for every key.
+Oracles with `samples_queries` compute only a sample of the queries of a large batch, and hold NaN
+in the other rows. The gradient of the output is almost zero in these other rows, so the sample
+decides dk and dv of every key.
 """
 
 from __future__ import annotations
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
 
 PACKED = "packed"
 QUERIES_AT_A_TIME = 512  # how many queries a `BandedOp` computes at a time
-# With more tokens than this, an oracle computes a sample of the queries.
-MOST_COMPUTED = 4096
+MOST_COMPUTED = 4096  # with more tokens in the batch, an oracle computes a sample of the queries
 SAMPLE = 256
-# Factors of the gradient of unsampled and sampled outputs. In float16, 2^-17 keeps seven bits.
+# Factors of the output's gradient outside and in the sample. In float16, 2^-17 has seven bits.
 QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
 LOUD = {"torch.float16": 2.0**3}
 CHECKED = by_device(
@@ -96,16 +96,15 @@ def spans(inputs: Inputs) -> list[tuple[int, int, int]]:
 
 
 def sample_tokens(inputs: Inputs) -> Tensor:
-    """Return the sampled tokens, counted through the batch: int64 [n], ascending."""
+    """Return the sampled tokens (all of a small batch), as rows of q [B*T,...]: int64, sorted."""
     import torch
 
     k = inputs.tensors["k"]
     total = k.shape[0] * k.shape[1]
     if total <= MOST_COMPUTED:
         return torch.arange(total, device=k.device)
-    # Every process must choose the same sample, since inputs are drawn to suit it. The sample does
-    # not follow from values that an implementation gets. Otherwise the implementation could find
-    # the sample, and leave out the other queries.
+    # Every process must choose the same sample, since inputs are drawn to suit it. It follows from
+    # a seed that implementations do not get. Otherwise they could leave out all other queries.
     generator = torch.Generator().manual_seed(inputs.sample_seed)
     places = torch.arange(SAMPLE) + torch.rand(SAMPLE, generator=generator)
     chosen = (places * (total / SAMPLE)).long().clamp_(max=total - 1)
@@ -183,7 +182,7 @@ class SequenceOp(AttentionOp):
 
 
 class BandedOp(SequenceOp):
-    """An op in which query t sees the keys lo(t) up to hi(t)."""
+    """An op in which query t sees the keys lo(t) to hi(t) - 1."""
 
     distributions: ClassVar[tuple[str, ...]] = ("dense", PACKED, *VALUES)
 

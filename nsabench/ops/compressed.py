@@ -1,8 +1,8 @@
-"""compressed: attention over compressed keys. A query sees the compressed keys that are complete.
+"""compressed: attention over compressed keys. A query sees those without tokens after itself.
 
-q [B,T,HQ,D], k [B,Nc,H,D], v [B,Nc,H,Dv] -> out [B,T,HQ,Dv]. Compressed key i stands for the tokens
-i * stride up to i * stride + block. Query t sees the first (t + 1 - block) // stride + 1 keys
-(arXiv 2502.11089, section 3.3.1). Before token block - 1 a query sees no key, and out is 0.
+q [B,T,HQ,D], k [B,Nc,H,D], v [B,Nc,H,Dv] -> out [B,T,HQ,Dv]. Compressed key i stands for `block`
+tokens from token i * stride. Query t sees the first (t + 1 - block) // stride + 1 keys (arXiv
+2502.11089, section 3.3.1). Before token block - 1 a query sees no key, and out is 0.
 `packed` is as in `causal_attention`, and cu_keys int32 [B+1] says where the keys of each sequence
 begin.
 """

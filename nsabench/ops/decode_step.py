@@ -65,7 +65,7 @@ class DecodeStep(DecodeOp):
     shape_model = StepShape
 
     def work(self, shape: StepShape, dtype: DType, distribution: str, seed: int) -> Work:
-        """Count the keys that are in a selected block and in the window as one read."""
+        """Count a key that is both in a selected block and in the window as one read."""
         branches = super().work(shape, dtype, distribution, seed)
         begin = shape.blocks(seed) * shape.block_size
         end = np.minimum(begin + shape.block_size, shape.S)
@@ -105,7 +105,7 @@ class DecodeStep(DecodeOp):
 
 
 def _make_loud(q: Tensor, k_cmp: Tensor, chosen: Tensor, keys_a_block: int) -> None:
-    """Set a compressed key [B,H,Nc,D] of each chosen block [B,H,n] to its queries' direction."""
+    """Point a compressed key of each chosen block in the direction of the sum of its queries."""
     import torch
 
     b, h = k_cmp.shape[:2]

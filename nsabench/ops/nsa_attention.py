@@ -7,7 +7,8 @@ of `block_size` tokens: the first, the last two, and the blocks with the highest
 index wins among equal scores. The window is the last `window` keys. `packed` is as in
 `causal_attention`.
 
-Inputs are drawn so that rounding decides no selection of a compared query.
+If rounding could decide the selection of a query that the oracle computes, the query is drawn
+again, up to 64 times.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIZES = ("block", "stride", "block_size", "n_selected", "window")
-TRIES = 64  # how often to draw queries again whose selection rounding would decide
+TRIES = 64  # how often at most to draw a query again whose selection rounding could decide
 # Limits the float64 keys, values and weights of a chunk of queries to a quarter of a GiB.
 CHUNK_ELEMENTS = 1 << 25
-# All keys of a stride, and all queries of a group, share a normal part times this factor. So, as in
-# a model, neighbours are alike, and their mean represents them.
+# All keys of a stride, and all query heads of a group, share a normal part times this factor. So,
+# as in a model, neighbours are alike, and their mean represents them.
 KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 
@@ -63,7 +64,7 @@ class NsaAttention(SequenceOp):
         return int(shape.D + shape.T // shape.stride + selected + min(shape.window, shape.T))
 
     def seen(self, lengths: list[int], shape: Any) -> int:
-        """Count the larger of selection and window: keys in both need be computed only once."""
+        """Add to the compressed keys only the larger of selection and window, which may overlap."""
         compressed = selected = window = 0
         for length in lengths:
             position = np.arange(length)
@@ -94,7 +95,7 @@ class NsaAttention(SequenceOp):
         tensors = {"q": q, "k": k, "v": v, "gates": gates}
         tensors |= self.draw_indices(shape, distribution, seed, device)
         inputs = Inputs(tensors, self.drawn_options(shape, distribution, seed), seed)
-        # If a kernel is compiled without a GPU, tensors have no values.
+        # Kernels are compiled without a GPU on fake tensors, which have no values.
         if type(q) is torch.Tensor:
             self._settle(inputs, normal)
         return inputs

@@ -1,10 +1,11 @@
-"""nsa_without_window: a variant of NSA that libraries compute: no overlap, and no window.
+"""nsa_without_window: NSA as libraries compute it: no window, and compressed keys do not overlap.
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,2] -> out [B,T,HQ,Dv]. The gates weigh a
 compressed and a selected branch. Compressed keys and values are means of whole blocks of
-`block_size` tokens. A query sees a block that ends at the query or before it. It selects
-`n_selected` blocks as in `nsa_attention`. The score of a block is the weight of its compressed key,
-summed over the heads of the group. `parallel_nsa` of fla-core computes this without `g_swa`.
+`block_size` tokens. A query sees the compressed keys of blocks that end at the query or before it.
+It selects `n_selected` blocks as in `nsa_attention`. The score of a block is the weight of its
+compressed key, summed over the heads of the group. Without `g_swa`, `parallel_nsa` of fla-core
+computes this.
 
 `packed` is as in `causal_attention`.
 """

@@ -1,9 +1,9 @@
 """selection_blocks: every query attends to the blocks of keys that its KV head chose for it.
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], block_indices int32 [B,T,H,S] -> out [B,T,HQ,Dv]. Query
-head i belongs to KV head i // (HQ/H). Block j holds the keys j*block_size up to (j+1)*block_size. A
-query attends to the keys of its blocks up to itself. A -1 marks an empty slot and may be anywhere
-in a row. A block that is given twice counts once. A query without keys gives zeros (arXiv
+head i belongs to KV head i // (HQ/H). Block j holds block_size keys from key j*block_size. A query
+attends to the keys of its blocks up to itself. An entry of -1 names no block and may be anywhere in
+a row. A block that is given twice counts once. A query without keys gives zeros (arXiv
 2502.11089, section 3.3.2). `packed` has B = 1 and cu_seqlens int32 [n+1]. Positions and blocks then
 count from the start of the query's own sequence.
 """

@@ -3,8 +3,8 @@
 q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], ranges int32 [B,S,G,n,2] -> out [B,S,G,h,Dv]. Spans
 are half-open. Overlaps count once, and parts outside of the keys are cut off. A span whose end is
 not after its start is empty. A query without keys gives zeros. No query selects more keys than
-selected_len, which is known on the host (n blocks of l'). (arXiv 2502.11089, section 3.3.2, without
-the gather.)"""
+selected_len, which is known on the host (arXiv 2502.11089, section 3.3.2, without the gather).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from nsabench.ops._op import Inputs, Size, by_device
 
 # Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
 ORACLE_CHUNK_ELEMENTS = 1 << 24
-# Spans are drawn on the host, and counted in the supervisor: some GB at most.
+# Limits the memory of the host for drawing and counting spans to some GB.
 MOST_SPANS = 1 << 26
 BEYOND = 7  # how many keys before the first, or after the last, a span out of bounds reaches
 
@@ -131,15 +131,15 @@ def _draw_spans(shape: RangesShape, distribution: str, seed: int) -> Ints:
 def _draw_rows(
     distribution: str, rows: int, count: int, selected: int, keys: int, seed: int
 ) -> Ints:
-    """Draw half-open spans [rows, count, 2] over `keys` keys. Their union holds `selected` keys.
+    """Draw half-open spans [rows, count, 2]. If none is empty, their union has `selected` keys.
 
     - disjoint: equal spans with gaps, sorted. unsorted: disjoint spans in any order.
     - touching: each begins where the last one ends.
     - overlapping: every other span covers half of the next one.
-    - mixed: a row uses some of its spans, of very unequal lengths; the rest is empty.
+    - mixed: rows have very unequal spans that select `selected` keys, and may have empty ones.
     - out_of_bounds: the first span begins before key 0, and the last ends after the last key.
     - reversed: every other span has its ends swapped and is empty.
-    - empty_rows: a quarter of the rows selects nothing. all_empty: no row selects a key.
+    - empty_rows: a quarter of the rows (at least one) is empty. all_empty: all rows are.
     """
     rng = np.random.default_rng(seed)
     if distribution == "mixed":

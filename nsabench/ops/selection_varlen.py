@@ -1,8 +1,8 @@
 """selection_varlen: rows of unequal length, their keys packed one after another.
 
-q [N,H,D], k [total,D], v [total,Dv], cu_seqlens int32 [N+1] -> out [N,H,Dv]. Row i attends to keys
-cu_seqlens[i] up to cu_seqlens[i+1]. A row without keys gives zeros. No row has more keys than
-max_seqlen, which is known on the host.
+q [N,H,D], k [total,D], v [total,Dv], cu_seqlens int32 [N+1] -> out [N,H,Dv]. Row i attends to the
+keys from cu_seqlens[i] to cu_seqlens[i+1] - 1. A row without keys gives zeros. No row has more keys
+than max_seqlen, which is known on the host.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _draw_lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints
     """Draw lengths of packed rows, at most `longest`, in an order that the seed decides.
 
     - spread: evenly from 1 to `longest`. A single row has `longest`.
-    - equal: all have `longest`. mixed: three quarters are an eighth as long.
-    - empty_rows: a quarter has no key. all_empty: no row has a key.
+    - equal and `VALUES`: all have `longest`. mixed: three quarters are an eighth as long.
+    - empty_rows: as spread, but a quarter has no key. all_empty: no row has a key.
     """
     steps = np.arange(rows)
     if distribution == "all_empty":
