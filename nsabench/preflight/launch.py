@@ -24,8 +24,7 @@ class CompiledLaunch(Message):
     options: str = ""
     compiler: str = Field(
         "",
-        description="of a kernel that Triton does not compile, and that is compiled once for each "
-        "architecture",
+        description="the compiler, if not Triton; it then compiles once for each architecture",
     )
     example: str = Field("", description="the first case that launches it")
     cases: int = Field(1, description="1; cases of the matrices that launch it")
@@ -55,11 +54,11 @@ class CompiledLaunch(Message):
 
 
 class RecordLaunches(Message):
-    """Asks for the launches of the candidates. ahead: include kernels of other compilers."""
+    """Ask for the launches of candidates; if `ahead`, also for kernels of other compilers."""
 
     kind: Literal["record"] = "record"
     cases: list[Case]
-    skip: list[str]  # OP/IMPLEMENTATION that ended an earlier worker
+    skip: list[str]  # as OP/IMPLEMENTATION: those that ended an earlier worker
     ahead: bool
 
 

@@ -1,4 +1,4 @@
-"""Pretends that there is a GPU, so that implementations choose their configuration for it.
+"""Pretend that there is a GPU, so that implementations choose their configuration for it.
 
 Tensors are on `meta` (no memory) or on the CPU, and claim to be on CUDA.
 """
@@ -24,7 +24,7 @@ CLOCK_KHZ = 1_500_000  # kernels may estimate their time with it; any constant w
 
 
 class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
-    """Makes tensors on `real` ("meta" or "cpu") claim to be on the GPU; new ones go to `real`."""
+    """Makes tensors claim to be on the GPU. All are on `real` ("meta" or "cpu"), new ones too."""
 
     def __init__(self, real: str) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Call candidates on a pretended GPU, and record the kernels that they launch.
 
-While a call is recorded, `JITFunction.run` is replaced. Later the original is called with `warmup`,
-which compiles as a launch does in every Triton from 3.0.
+While a call is recorded, `JITFunction.run` is replaced. Later the original is called with `warmup`:
+in every Triton from 3.0, it then compiles what a launch would, and does not launch it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ THREADS_PER_WARP = 32
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A compiled kernel. kernel: its name in the cubin, or a part of it."""
-
     cubin: bytes
-    kernel: str
+    kernel: str  # its name in the cubin, or a part of it
     warps: int
     dynamic_shared_bytes: int
 
@@ -47,8 +45,8 @@ class CompiledKernel:
 class Launchable:
     """A launch that can be compiled. `CompiledLaunch` explains the other fields.
 
-    origin: distinguishes kernels of the same name. compile: raises what the compiler raises.
-    arguments: by name, with `Pointer`s for tensors.
+    `origin` distinguishes kernels of the same name. `compile` raises what the compiler raises.
+    `arguments` holds the launch's arguments by name, with a `Pointer` for each tensor.
     """
 
     kernel: str
@@ -170,7 +168,7 @@ def _make_pointers(value: Any) -> Any:
 
 @contextmanager
 def recording(note: Callable[[Launchable], None]) -> Iterator[None]:
-    """Record launches instead of running kernels, with every autotune configuration."""
+    """Record launches instead of running kernels: one for each unpruned autotune configuration."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         keywords = {name: _make_pointers(value) for name, value in kwargs.items()}
@@ -220,8 +218,8 @@ def _compile_variant(variant: KernelVariant) -> CompiledKernel:
 def list_launches(item: Implementation, case: Case, architecture: Architecture) -> list[Launchable]:
     """Return the launches of a call on the case. Raises `Failure` if the call fails.
 
-    Tensors are on `meta`, without values. If the call fails, it is repeated with tensors on the
-    CPU, which have values, unless they would be too large.
+    Tensors are on `meta`, without values. If the call fails there, but not as unsupported, it is
+    repeated with tensors on the CPU, which have values. For that, they may not be too large.
     """
     try:
         return _record_calls(item, case, architecture, "meta")
@@ -230,7 +228,7 @@ def list_launches(item: Implementation, case: Case, architecture: Architecture) 
             raise
         if ops.work(case).bytes_min > SMALL_BYTES:
             raise Failure(
-                Status.SKIPPED, f"it fails without values, which are too many to draw: {first}"
+                Status.SKIPPED, f"it fails without values, and its inputs are too large: {first}"
             ) from first
         return _record_calls(item, case, architecture, "cpu")
 

@@ -1,4 +1,4 @@
-"""Renders results as a grid and as lists of resources and failures, and writes a table."""
+"""Render compiled launches as a grid and as lists of resources and problems; write their table."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _list_resources(compiled: Sequence[CompiledLaunch]) -> Table:
 
 
 def _list_problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
-    """Return a line for each way in which a kernel did not compile, failures first."""
+    """Say which kernels did not compile and why, failures first. Leave out what is too long."""
     seen: Counter[tuple[bool, str]] = Counter()
     for c in compiled:
         if c.status != Status.OK:

@@ -42,11 +42,12 @@ def run(
     ops_file: Path | None = None,
     jobs: int | None = None,
 ) -> list[CompiledLaunch]:
-    """Compile what is not in the cache, and return a row for each launch.
+    """Compile what is not in the cache, and return a row for each distinct launch.
 
-    done: receives each row, in several threads. versions: empty for the installed Triton.
+    done: receives each row of a supported architecture, in several threads.
+    versions: empty for the installed Triton.
 
-    Raises `EnvironmentRefused` if a Triton is missing or the cache cannot be written.
+    Raises `EnvironmentRefused` if a Triton cannot be installed or the cache cannot be written.
     """
     tasks = _list_tasks(architectures, versions)
     cases = _load_cases(matrices, ops_file)
@@ -75,7 +76,7 @@ class Task:
     architecture: Architecture
     triton: str
     folder: Path | None  # the folder of this Triton; None: the installed one
-    ahead: bool  # also compile kernels of other compilers, once for each architecture
+    ahead: bool  # whether to compile the kernels of other compilers too; once an architecture
 
     @property
     def is_supported(self) -> bool:
@@ -137,7 +138,7 @@ class Compiler:
         self._worker.kill()
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
-        """Record and compile. If a worker dies, only the launch that it compiled is lost."""
+        """Record and compile. If a worker dies, only its current task is lost: a launch, say."""
         rows: list[CompiledLaunch] = []
         try:
             for launch in self._list_launches(cases):
@@ -153,7 +154,7 @@ class Compiler:
     def _list_launches(self, cases: list[Case]) -> Iterator[CompiledLaunch]:
         try:
             recorded = self._record(cases)
-        except WorkerLost as lost:  # Triton cannot be imported
+        except WorkerLost as lost:  # for example, Triton cannot be imported
             yield self._task.make_row("", "(all)", lost.death.status, lost.death.reason)
         else:
             yield from [*self._lost, *recorded]
@@ -195,7 +196,7 @@ class Compiler:
 
 
 def _find_diagnostic(log: str) -> str:
-    """Return what MLIR printed: Triton's own error may not give the reason."""
+    """Return the line of the log that tells the reason, which Triton's own error may not give."""
     lines = [line.strip()[:300] for line in log.splitlines()]
     for line in lines:
         if ": error: " in line or any(pattern.search(line) for _, _, pattern in SIGNATURES):

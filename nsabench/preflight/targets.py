@@ -1,4 +1,4 @@
-"""The GPU architectures and versions of Triton that kernels are compiled for, and their cache."""
+"""The architectures and versions of Triton that kernels are compiled for. Install a Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that records and compiles for one architecture and one version of Triton."""
+"""The process that records and compiles launches for one architecture, with one Triton."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class PreflightWorker:
             cases = [case for case in request.cases if case.op == item.op]
             if name in request.skip or not cases:
                 continue
-            # Kernels that are compiled ahead do not depend on the case.
+            # Kernels of `compile_ahead` are the same in all cases.
             groups = [[case] for case in cases]
             if item.compile_ahead is not None:
                 groups = [cases] if request.ahead else []
@@ -142,7 +142,7 @@ def build(launch: CompiledLaunch, call: Launchable, architecture: Architecture) 
     try:
         compiled = guarded(call.compile, "cpu")
     except Failure as failure:
-        # All exceptions here come from the compiler.
+        # Any exception in `call.compile` comes from the compiler.
         status = Status.COMPILE_ERROR if failure.status is Status.CRASHED else failure.status
         changed = {"status": status, "reason": _explain_failure(failure)}
         return launch.model_copy(update={**changed, "compile_s": time.monotonic() - began})

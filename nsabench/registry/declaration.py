@@ -33,9 +33,9 @@ class Unsupported(Exception):
 class KernelVariant:
     """A specialised kernel that an implementation compiles itself, for example with NVRTC.
 
-    constants: what distinguishes the variant, such as "D=128 HEADS=8".
-    threads, shared_bytes: threads and dynamic shared memory of a block.
-    compiler: the compiler's name and version. compile: returns the cubin, or raises its error.
+    `constants` distinguish it from other variants, such as "D=128 HEADS=8". `shared_bytes` is the
+    dynamic shared memory of a block of `threads`. `compiler` is the compiler's name and version.
+    `compile` returns the cubin, or raises the compiler's error.
     """
 
     kernel: str
@@ -110,11 +110,11 @@ def implementation(
 
     role: `candidate`, `baseline` or `alternative`.
     devices: where it runs: `cuda`, `cpu`, or `interpreter` (Triton kernels that are only checked).
-    config: called like the implementation; it returns values to record, such as tile sizes.
-    compile_ahead: for kernels without Triton. It takes a compute capability (89) and returns all
-      variants, or raises `Unsupported`.
+    config: a function of the same arguments that returns values to record, such as tile sizes.
+    compile_ahead: for kernels without Triton, a function that takes a compute capability (89) and
+      returns all variants, or raises `Unsupported`.
     distributions, directions: the only ones that it supports; empty: all.
-    computes: the op that an alternative computes, on the sizes that both ops have.
+    computes: for an alternative, the other op that it computes, on the sizes that both ops have.
     kind: `general` for a mask, a gather or FlexAttention, which take any selection of keys.
     package: the library that it calls, if that is not the distribution that registers it.
     compiled_by: the compiler of its kernels at run time: `triton`, `nvcc` or `cutlass`.
@@ -183,12 +183,14 @@ def control(
     modes: Sequence[str] = (),
     least: LeastWork = ANY_WORK,
 ) -> Callable[[F], F]:
-    """Register the decorated function as a control of `ops`, or of every op if none is named.
+    """Register a control: a function that is wrong or dishonest on purpose, to test `caught_by`.
 
-    Its first argument is an `Honest` baseline. wraps: whether its check compares these two.
-    needs_order: whether it is right except for the order of its work on streams.
+    It is of `ops`, or of every op if none is named. Its first argument is a baseline (`Honest`).
+    wraps: whether `caught_by` compares its time with that of this baseline.
+    needs_order: whether only the order of its work on streams is wrong. If a run cannot observe
+      that order, the control is unproven, not missed.
     distributions, directions, modes (`stream`, `graph`): the only ones of its cases; empty: all.
-    least: the least compulsory work of its cases.
+    least: the least compulsory work of its cases; with less, its trick saves no time.
     """
 
     def register(call: F) -> F:

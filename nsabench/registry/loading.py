@@ -29,10 +29,10 @@ def load(
     *,
     ops_file: Path | None = None,
 ) -> list[Implementation]:
-    """Import all implementations. Add the controls, which wrap the first baseline of each op.
+    """Import all implementations. Add the controls, which wrap one baseline of each op.
 
     expected: the sources to import, with their sha256; None: all. Raises `UsageError` for a source
-    that has changed or cannot be imported, and what `validate` raises.
+    that has changed or cannot be imported, or that declares something invalid.
     """
     # Imported late, so that `from nsabench import implementation` loads no op.
     from nsabench import ops

@@ -52,7 +52,7 @@ def _timed_devices(item: Implementation) -> list[Runs]:
 
 
 def validate(items: Sequence[Implementation]) -> None:
-    """Raise `UsageError` for an unknown op, a wrong signature, a name in use, or a wrong role."""
+    """Raise `UsageError` for a name in use, or a declaration that is invalid for its op."""
     seen: dict[tuple[str, str], Implementation] = {}
     for item in items:
         twin = seen.setdefault((item.op, item.name), item)
