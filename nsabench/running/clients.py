@@ -1,6 +1,6 @@
 """Ask the worker, which imports kernels, to measure; and the checker, which imports none, to judge.
 
-Workers share a scratch, a folder that they may write to.
+The workers of an executor share a scratch: a folder that they may write to.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 class Scratch:
-    """A folder for the workers of one executor. They cannot read the run or the runs beside it."""
+    """A folder for workers. Their sandbox hides the run, the runs beside it and files of keys."""
 
     def __init__(self, run: Path | None = None) -> None:
         self._folder = TemporaryFolder()
@@ -198,7 +198,6 @@ class WorkerClient:
         return self._ask_device(request, expected, "calibrated").ceilings
 
     def _ask_device(self, request: Message, expected: type[M], done: str) -> M:
-        """Ask about the device. Raises `EnvironmentRefused`."""
         try:
             return self._ask(request, expected, START_LIMIT_S)
         except WorkerLost as lost:

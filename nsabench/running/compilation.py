@@ -29,7 +29,7 @@ from nsabench.running.executor import Executor
 from nsabench.running.process import WorkerLost
 
 SHARE = 0.7  # all processes together may take this share of the device's memory
-WORTH_IT = 4  # for fewer cases the processes are not started
+WORTH_IT = 4  # for fewer cases no kernels are compiled ahead
 MOST_PROCESSES = 16
 CONTEXT_BYTES = 1 << 30  # device memory of a CUDA context
 HOST_BYTES = 3 << 30  # host memory of a process with torch and a compiler
@@ -65,16 +65,17 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
         case = plan.case_or_canary(job.case.id).case
         for name in job.implementations:
             info = plan.info(case.op, name)
-            # A control shares the kernels of another implementation.
+            # Controls are left out, since they share the kernels of other implementations.
             compiled_by = info.role is not Role.CONTROL and info.compiled_by
             if Runs.CUDA in info.devices and (info.role is Role.CANDIDATE or compiled_by):
                 key = info, ops.sizes_but_length(case), case.dtype, case.distribution
-                content = json.dumps(case.content)  # without its timing
+                content = json.dumps(case.content)  # equal for cases that differ only in timing
                 families.setdefault(key, {}).setdefault(content, FirstCall(case, info))
     by_kind: dict[bool, list[Family]] = {True: [], False: []}
     for by_content in families.values():
         family = sorted(by_content.values(), key=_order)
-        first = {ops.series_key(call.case): call for call in reversed(family)}  # in each series
+        # The first call of each series: of cases that differ only in length.
+        first = {ops.series_key(call.case): call for call in reversed(family)}
         family = [replace(call, probes=call in first.values()) for call in family]
         info = family[0].info
         is_clean = info.role is Role.BASELINE and info.source in plan.clean_sources
@@ -199,10 +200,10 @@ class _Pool:
         self.first_s: dict[tuple[str, str], float] = {}
         self._room = Room(room_bytes - count * CONTEXT_BYTES)
         self._workers = [worker.sibling() for _ in range(count)]
-        self._free = deque(self._workers)  # never empty, since each thread takes one
+        self._free = deque(self._workers)  # enough, since each thread takes at most one
         self._threads = ThreadPoolExecutor(count)
         self._futures: list[Future[object]] = []
-        self._fatal: set[str] = set()  # implementations that end their worker
+        self._fatal: set[str] = set()  # implementations that ended their worker, not called again
         self._ends_at = time.monotonic() + MOST_S
 
     def close(self) -> None:
@@ -243,5 +244,5 @@ class _Pool:
                 first_s = 0.0
             finally:
                 self._free.append(worker)
-        # A worker runs foreign code, so the time that it sent may be false.
+        # A worker runs foreign code, so the time that it sent may be false, and is bounded.
         self.first_s[call.case.id, name] = min(max(first_s, 0.0), time.monotonic() - began)

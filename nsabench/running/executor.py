@@ -24,11 +24,11 @@ from nsabench.running.process import WorkerLost, WorkerRefused, broke_protocol
 from nsabench.verdicts.attempts import EARLY
 from nsabench.worker.protocol import Measure, Measured
 
-# Bytes for each implementation; 10,000 samples take less. Readers refuse longer lines of the log.
+# The most bytes of an answer for each implementation; 10,000 samples take less. Observations become
+# lines of the log, and readers refuse lines of over `LOG_LINE` bytes.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
 _ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # tracebacks go to a file, not to the log
-# The most deliveries of a worker outside of rounds, and of one implementation in a round. An honest
-# worker makes fewer.
+# The most outputs that a worker may deliver: outside of rounds; of one implementation in a round.
 MOST_DELIVERIES, MOST_IN_A_ROUND = 100_000, 4
 
 
@@ -38,9 +38,10 @@ class Executor:
         self._checker = checker
         self._plan = plan
         self._entropy = plan.entropy or token_hex(16)  # the secret that seeds are made from
-        # Times of the first calls in `compilation`, by case id and implementation.
+        # By case id and implementation: the time of the first call, if `compilation.py` made it.
         self.compiled_s: Mapping[tuple[str, str], float] = {}
-        self._probed: set[tuple[Hashable, str]] = set()  # series and candidate, if right on probes
+        # Candidates that were right in a case with probes, and the case's series.
+        self._probed: set[tuple[Hashable, str]] = set()
 
     def run(self, job: Job) -> Measured | Death:
         """Measure a job, or return how its worker or checker died. Raises `WorkerRefused`."""
@@ -55,7 +56,8 @@ class Executor:
         seeds = input_seeds(self._entropy, job.purpose, job.case)
         infos = [self._plan.info(job.case.op, name) for name in job.implementations]
         computes = {info.name: info.computes for info in infos}
-        # Probes do not depend on the length, so a candidate is called on them at one length only.
+        # Probes (untimed calls on unusual inputs) do not depend on the length. A candidate that was
+        # right on them needs no probes in other cases of the series, which differ only in length.
         series = ops.series_key(job.case)
         candidates = [info.name for info in infos if info.role is Role.CANDIDATE]
         probed = {(series, name) for name in candidates} - self._probed
@@ -89,7 +91,7 @@ class Executor:
             seeds=seeds,
             early_exit=job.early_exit,
         )
-        # Steps of each implementation (precheck, parity, its result, warm-up, probes) and the case.
+        # At most 8 steps of each implementation besides its probes, and 8 of the case itself.
         max_steps = (8 + len(prepared.probes)) * len(computes) + 8
         sensors = nvml.Device.visible() if self.worker.device == "cuda" else None
         try:
@@ -99,7 +101,8 @@ class Executor:
         except WorkerRefused as refused:
             if not self.worker.is_clean:
                 raise
-            # A source without candidates may need a module from a source with candidates.
+            # A clean worker imports only sources without candidates. If one needs a module of
+            # another source, only this job fails, not the run.
             raise WorkerLost(Death(status=Status.CRASHED, reason=str(refused))) from refused
         if sensors is not None:
             measured.conditions = monitor.summary(process_tree.list_own())
@@ -126,8 +129,6 @@ class Executor:
 
 @dataclass
 class JobListener(Listener):
-    """Hands the outputs of a job to the checker."""
-
     job: Job
     checker: CheckerClient
     computes: Mapping[str, str]  # the op that each implementation computes
@@ -147,7 +148,7 @@ class JobListener(Listener):
             return self.checker.check(reply)
         if isinstance(reply, Step):
             if reply.phase in EARLY and self._step.phase not in EARLY:
-                # A death in an early phase is blamed on no implementation.
+                # In an early phase, a death would be blamed on no implementation.
                 raise WorkerLost(broke_protocol(f"went back to {reply.phase!r}", self._step))
             self._step = reply
             self.monitor.at_phase(reply.phase)

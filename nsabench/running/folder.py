@@ -73,7 +73,7 @@ class RunFolder:
         return self.path / "logs"
 
     def hash_environment(self) -> str:
-        """Return the sha256 of environment.json, or an empty string."""
+        """Return the sha256 of environment.json, or an empty string if it cannot be read."""
         try:
             with reading.opened(self.environment) as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -90,7 +90,7 @@ class RunFolder:
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
-        """Make the folder, or empty it if its run measured nothing. Else raise `UsageError`."""
+        """Make the folder. Empty it if its run measured nothing. `UsageError` if it holds more."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._is_unbegun():
@@ -111,7 +111,6 @@ class RunFolder:
             ) from None
 
     def _list_first(self) -> list[Path]:
-        """Return what a run writes before it measures."""
         written = [self.plan, self.log, self.environment, self.path / RUN_KEY]
         return [*written, *map(unfinished, written)]
 
@@ -123,7 +122,7 @@ class RunFolder:
         return not self.log.exists() or not log.read(self.log).sessions
 
     def refuse_foreign(self) -> None:
-        """Remove temporary files. Raise `VerificationFailed` for files that no run has."""
+        """Remove temporary files. Raise `VerificationFailed` for links, and files no run has."""
         self.refuse_links()
         for name in NAMES:
             unfinished(self.path / name).unlink(missing_ok=True)

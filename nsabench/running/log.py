@@ -50,7 +50,7 @@ class LogOrigin:
 
 
 class LogFile:
-    """A log that is open for appending. origin: its signer. end: the digest of the last line."""
+    """A log open for appending. `origin` is its signer, `end` the digest of its last line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class LogFile:
         self._signer = signer
 
     def append(self, *entries: Entry) -> None:
-        """Write and sync entries. Raises `VerificationFailed` if another process wrote a line."""
+        """Write and sync entries. Raises `VerificationFailed` if something else wrote there."""
         assert self._signer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             raise VerificationFailed(
@@ -100,7 +100,7 @@ class LogFile:
 
 
 def read(path: Path) -> Log:
-    """Return the content of a log. Raises `UsageError` if a line before the last is broken."""
+    """Return the content of a log without an unfinished last line. `UsageError` for a bad line."""
     log = Log()
     for number, (_, line) in enumerate(lines(path), 1):
         try:
@@ -188,7 +188,7 @@ def digest(line: bytes) -> str:
 
 
 def find_origin(lines: Iterable[tuple[bytes, LogLine]]) -> LogOrigin | None:
-    """Return the one signer of lines, if any. Raises `VerificationFailed` for a bad line."""
+    """Return the signer of all lines, if any. Raises `VerificationFailed` for a bad line."""
     previous, sessions, number = "", 0, 0
     signer: LogSigner | None = None
     key: Ed25519PublicKey | None = None

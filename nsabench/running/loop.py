@@ -1,4 +1,4 @@
-"""Run jobs until the policy asks for no more, and log how each ended."""
+"""Run jobs until `next_jobs` asks for no more, and log how each ended."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ class View(Protocol):
 
 @dataclass
 class Loop:
-    """Measures the jobs of a plan, and appends to its log."""
-
     plan: Plan
     file: LogFile
     folder: RunFolder
@@ -130,7 +128,7 @@ class Loop:
                 self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
 
     def _choose_executor(self, job: Job, jobs: Sequence[Job]) -> Executor:
-        """Return the executor of a pass and its sources; a confirmation needs another process."""
+        """Return an executor that has served only this pass with these sources."""
         executor = self._executor
         if executor is None or self._serves != (job.purpose, job.sources):
             executor = self._start_executor(job)
@@ -167,7 +165,7 @@ class Loop:
             self.view.step(step)
 
     def _report(self, job: Job) -> bool:
-        """Show a finished case. Return whether the job's pass over the case is complete."""
+        """Return whether the job's pass over the case is complete. Then show a main pass."""
         planned = self.plan.case_or_canary(job.case.id)
         state = state_of(self.plan, self.file.log, job.purpose, planned)
         if state.next is None and job.purpose is Purpose.MAIN:

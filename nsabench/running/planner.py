@@ -86,14 +86,13 @@ def make_plan(
 def installed(
     kernels: Path | None = None, ops_file: Path | None = None
 ) -> list[ImplementationInfo]:
-    """Return all implementations. Raises `UsageError` if one cannot be imported."""
     kernels, ops_file = _absolute(kernels), _absolute(ops_file)
     sources = registry.sources(kernels, ops_file)
     return discover("cpu", kernels, ops_file, sources, sandboxed=True)
 
 
 def _absolute(file: Path | None) -> Path | None:
-    return file.absolute() if file is not None else None  # for a resume in another folder
+    return file.absolute() if file is not None else None  # a resume may be in another folder
 
 
 def discover(
@@ -180,7 +179,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
 
 
 def refuse_long(plan: Plan) -> None:
-    """Raise `EnvironmentRefused` for a plan that takes long on a CPU, which decides nothing."""
+    """Raise `EnvironmentRefused` for over half an hour on a CPU, which decides nothing."""
     seconds = sum(took.seconds for took in estimate(plan).values())
     if seconds > 30 * 60:
         raise EnvironmentRefused(

@@ -2,7 +2,7 @@
 
 After the main pass, a second process confirms verdicts that are close to a limit. Then the isolated
 pass, which imports no candidate, times baselines again if a candidate was faster in their case, and
-alternatives if a candidate or baseline was faster.
+alternatives if a candidate or baseline was faster. Last comes the case that all shards measure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nsabench.verdicts.verdict import needs_confirmation, needs_isolated
 
 # A baseline whose calls take less is always measured: to find it far behind would take longer.
 LEAST_MS = 20.0
-STAY = 2  # a check may reject the best baseline, and then the second best decides
+STAY = 2  # so many right ones are kept: a check may reject the best, and then the second decides
 # Few rounds are enough to show whether isolated medians differ by more than `verdict.DRIFT`.
 FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 FEW_SETS = 2

@@ -1,4 +1,4 @@
-"""Send requests to a process under a budget of time and steps, and end all that it has started.
+"""Send requests to a process under a budget of time and steps. End all processes that it started.
 
 A timeout, an exit code or a signal becomes a status with a reason.
 """
@@ -30,13 +30,13 @@ from nsabench.worker.protocol import Describe, MeasureCeilings
 
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
-# The largest mean of `Step.allowance`. Only a few steps concern all implementations of a case.
+# The largest mean of `Step.allowance`. Only the few steps of all implementations ask for more.
 ALLOWANCE_EACH = 2.0
 TERM_GRACE_S = 2.0
 READ_TIMEOUT_S = 20.0  # the time that an idle process has to read a request
 POLL_S = 0.25
 MEMORY_SHARE = 0.85  # a process gets this share of the host memory that is free at its start
-# RLIMIT_NPROC does not limit root. A compiler may start one process for each core.
+# Counted here, since RLIMIT_NPROC does not limit root. A compiler may start one for each core.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
@@ -121,7 +121,7 @@ class Process:
         with contextlib.suppress(BrokenPipeError):  # it died; the first request raises
             self._stdin.write(self._nonce + b"\n")
         self._has_answered = False
-        self._may_refuse = True  # until it has imported foreign code
+        self._may_refuse = True  # until it has answered a request that imports foreign code
         self._is_stopped = False
         self._prints = True  # its stderr is open
         self.log = Printed()
@@ -129,7 +129,7 @@ class Process:
         self._memory_limit = int(psutil.virtual_memory().available * MEMORY_SHARE)
         self._weighed_at = time.monotonic()
         self._buffer = bytearray()
-        # If memory runs out, Linux must kill this process, not the supervisor.
+        # If memory runs out, Linux must kill the started process, not the one that runs this code.
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
 
@@ -174,7 +174,7 @@ class Process:
         return reply
 
     def _send(self, data: bytes, limit_s: float) -> None:
-        """Raises `WorkerLost` if the process is too slow, `BrokenPipeError` if it has ended."""
+        """Write. Raises `WorkerLost` if the process is slow, `BrokenPipeError` if it has ended."""
         ends = time.monotonic() + limit_s
         while data := data[(self._stdin.write(data) or 0) :]:
             if time.monotonic() >= ends:
@@ -289,7 +289,7 @@ class Process:
 
 
 class WarmProcess:
-    """Starts a process for the first request, and a new one after it was lost."""
+    """Starts a process for the first request, and a new one after the last one has ended."""
 
     def __init__(self, make_program: Callable[[], Program]) -> None:
         self.process: Process | None = None
@@ -343,7 +343,7 @@ class CheckerLost(WorkerLost):
 
 
 class WorkerRefused(NsabenchError):
-    """A worker cannot import a source, or finds no device."""
+    """A worker refused its first requests: it cannot import a source, or finds no device."""
 
     def __init__(self, sentence: str, remedy: str, exit_code: int) -> None:
         super().__init__(sentence, remedy)
@@ -376,7 +376,7 @@ def died(step: Step, returncode: int, log: str) -> Death:
                 status = Status.CRASHED
             return _death(step, status, how, f"; {name}: {telling[:300]}")
     if returncode == -signal.SIGKILL:
-        killer = ", not by nsabench: most likely the kernel's out-of-memory killer"
+        killer = ", not by nsabench: most likely Linux's out-of-memory killer"
         return _death(step, Status.OUT_OF_MEMORY, how, killer)
     words = f"; last output: {' | '.join(lines[-LAST_LINES:])[:300]}" if lines else ""
     return _death(step, Status.CRASHED, how, words)

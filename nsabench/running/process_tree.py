@@ -1,6 +1,6 @@
 """Start processes that answer requests. Find and end all processes that these have started.
 
-A process is forked from a warm template if possible, and otherwise started anew.
+A process is forked, if possible, from a template that has imported torch, and else started anew.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ mark = f"{os.getpid()}-{time.monotonic_ns()}"
 REAP_S = 10.0
 KILL_S = 2.0  # the time that killed orphans have to end
 PR_SET_CHILD_SUBREAPER = 36
-# Whether Linux lists the children of a process. A search of all processes takes milliseconds.
+# Whether Linux lists the children of a process. Otherwise a search of all processes takes longer.
 _LISTED = Path("/proc/thread-self/children").exists()
 
 _workers: set[int] = set()
@@ -129,7 +129,7 @@ class NoTemplate(Exception):
 
 
 class Template:
-    """A process from which workers are forked. All methods may raise `NoTemplate`."""
+    """A process from which workers are forked. To make it or to fork may raise `NoTemplate`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -197,12 +197,12 @@ def start_template(environment: Mapping[str, str], ask: socket.socket) -> subpro
 
 
 _templates: dict[frozenset[tuple[str, str]], Template] = {}
-# Environments whose templates end or do not start. Each new process would wait seconds for one.
+# Environments whose templates end or do not start. To try again would cost each process seconds.
 _hopeless: set[frozenset[tuple[str, str]]] = set()
 
 
 def _fork(program: Program, options: Sequence[str]) -> ForkedProcess:
-    """Fork a process. Raises `NoTemplate` if a second template fails, and in all later calls."""
+    """Fork a process. Raises `NoTemplate` if no template starts or two end, and in later calls."""
     key = frozenset(program.environment.items())
     if key in _hopeless:
         raise NoTemplate("it ended at every request")
@@ -333,7 +333,8 @@ def select_alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def takes_more(pid: int, limit_bytes: int) -> bool:
     members = list_family(pid)
-    # Resident sizes count shared pages in each process. To count shared pages once takes longer.
+    # Resident sizes count shared pages in each process. To count shared pages once takes longer, so
+    # it is done only if the resident sizes exceed the limit.
     resident = shared_once = 0
     for process in members:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Start, resume and read a run. A run resumes only with the same files, key and machine."""
+"""Start, resume and read a run. To resume takes the same files, key, software and machine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def start(
             raise KeyboardInterrupt from None
         raise
     except NsabenchError as refused:
-        # If the disk is full, the remedy is to resume this run.
+        # After an `OSError`, such as a full disk, the run is kept: it can be resumed.
         if not isinstance(refused.__cause__, OSError):
             if not is_begun(folder.path):
                 folder.discard()
@@ -89,7 +89,7 @@ def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = 
 
 
 def read(path: Path) -> Finished:
-    """Return a run. Raises `UsageError` if its op is in a file, which is never executed here."""
+    """Return a run. Raises `UsageError` if its op is in a file that is not loaded: none is here."""
     folder = RunFolder.existing(path)
     plan = Plan.read(folder.plan)
     if not ops.has_op_of(plan):

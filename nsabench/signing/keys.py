@@ -43,7 +43,7 @@ _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", 
 
 
 def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519PrivateKey:
-    """Return the key in `pem`. Raises `UsageError` for another key or a wrong passphrase."""
+    """Return the key in `pem`. Raises `UsageError` for another kind or a wrong passphrase."""
     try:
         key = load_pem_private_key(pem, passphrase)
     except TypeError:

@@ -53,7 +53,7 @@ def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
 
 
 def read_passphrase(path: Path) -> bytes:
-    """Return the first line of a file, which may not be empty."""
+    """Return the first line of a file. Raises `UsageError` if it is empty."""
     lines = keys.read(path, PASSPHRASE_FILE).splitlines()
     if not lines or not lines[0]:
         raise UsageError(f"{path} holds no passphrase", "write it into its first line.")
