@@ -28,8 +28,8 @@ _current_stream, _Event = torch.cuda.current_stream, getattr(torch._C, "_CudaEve
 Call = Callable[[], CallResult]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
-# The first bursts are always checked. After one check, a control that returns memory before it is
-# written was missed in 6 of 800 cases on a CPU. After two checks, it was missed in no case.
+# The first bursts (calls back to back) are always checked. With one such check, a control that
+# returns memory before it is written was missed in 6 of 800 cases on a CPU; with two, in none.
 SURE_CHECKS = 2
 BURST_CHECKS = 0.2  # share of the later bursts that are checked
 LAST_OF_A_BURST = 0.5  # share of the later bursts whose last call is the checked one
@@ -43,8 +43,8 @@ ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 class StreamOrder:
     """Checks that the work of a call runs in the order of its stream.
 
-    Behind a spin it queues an exchange of the inputs with those of another set, the call, and a
-    copy of the output. Work on another stream then reads the old inputs, or writes after the copy.
+    Behind a spin kernel it queues an exchange of the inputs with those of another set, the call,
+    and a copy of the output. Work on another stream then reads old inputs, or writes too late.
     """
 
     caller: Caller
@@ -56,8 +56,8 @@ class StreamOrder:
 
     def check(self, stream: torch.cuda.Stream | None = None) -> None:
         """Check a call on a stream; None is the default stream. Raises `Failure`."""
-        where = "called on another stream than the default one and " if stream else ""
-        while not self._queued_in_order(stream, where + "read in stream order, "):
+        where = "called on a stream other than the default, " if stream else ""
+        while not self._queued_in_order(stream, where + "its output read next on its stream, "):
             # The spin ended before the call was queued, so nothing is known about the order.
             if self._spin_cycles >= MOST_ORDER_SPIN_CYCLES:
                 self._spin_cycles, self.awaits_device = ORDER_SPIN_CYCLES, True
@@ -114,7 +114,7 @@ class CaseArm:
         self.config = ""
         self.peak_mem_bytes: int | None = None
         self._is_watched = False
-        self._was_called = True  # whether the last prepared call was made
+        self._was_called = True  # whether the last prepared call was inspected, not repeated
         self._sets_checked: list[int] = []  # the set of each checked burst
 
     @property
@@ -202,9 +202,10 @@ class CaseArm:
             self._keep(result)
 
     def burst(self, timer: Timer, count: int) -> float:
-        """Return the time in ms of one of `count` calls back to back. Raises `Failure`."""
+        """Make `count` calls back to back. Return their mean time in ms. Raises `Failure`."""
         self.sets.repair_and_flag()
-        # The sure checks use two sets: a burst could do work that the burst before it put off.
+        # The first checks use two sets. With one, if each burst did the work that the burst before
+        # had put off, the output would look right.
         is_sure = len(self._sets_checked) < SURE_CHECKS
         checks = is_sure or self.rng.random() < BURST_CHECKS
         # Check the last call often: no later call does work that this one puts off.

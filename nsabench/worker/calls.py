@@ -1,11 +1,11 @@
 """Make the calls of an implementation, and deliver to the checker what they return.
 
 A call has an untimed part, then the timed part. For a step, the implementation and its backward are
-timed, and for a backward only `torch.autograd.grad`. The gradient of the output is new in each
-call, so a backward knows only what its forward saved.
+timed, and for a backward only `torch.autograd.grad`. The untimed forward does not know the gradient
+of the output, which differs from call to call, so it cannot compute the backward.
 
-A delivered output is overwritten with a mark. So this process holds no right output for another
-implementation to find, and a later write to the output is noticed.
+If a single call is checked, its output is then overwritten with a mark. So another implementation
+cannot find and return it, and a later write to it is noticed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CallResult:
     values: dict[str, Any]
     factor: float = 1.0
     grad_out: Tensor | None = None
-    output: Any = None  # the output of the forward before a backward
+    output: Any = None  # the output of the forward, if `values` are gradients
 
     @property
     def results(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def refuse_without_backward(out: Any) -> None:
 
 @dataclass(eq=False)
 class Caller:
-    """Calls an implementation on sets of inputs, or replays the CUDA graphs that it captured."""
+    """Calls an implementation on sets of inputs, or replays CUDA graphs of its calls."""
 
     item: Implementation
     case: Case
@@ -132,7 +132,6 @@ class Caller:
         return Ready(graph.replay, lambda returned: result)
 
     def capture(self) -> None:
-        """Capture a forward on each set of inputs. Raises `Failure`."""
         if self.case.direction.differentiates:
             # Each call gets another gradient of the output, but a graph keeps its tensors.
             reason = f"a {self.case.direction} is not measured in CUDA graphs"
@@ -157,7 +156,7 @@ class Caller:
         self.graphs = graphs
 
     def poison(self, index: int, stream: torch.cuda.Stream | None = None, calls: int = 1) -> None:
-        """Fill with NaN the memory that a call on a stream will write to."""
+        """Fill with NaN the memory that a call on a stream will most likely write to."""
         if self.graphs:
             for value in self.graphs[index][1].values.values():
                 value.fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""Measure one case in the worker: inputs, checks of each arm, then interleaved samples."""
+"""Measure one case in the worker: check each arm (an implementation on the case), then time it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ Drawn = tuple[Case, InputSets] | NoOracle  # implementations that compute the sa
 
 @dataclass
 class CaseMeasurement:
-    """Measures the case of a request. deliver: hands outputs to the checker."""
-
     request: Measure
     device: str
     timer: Timer
@@ -72,7 +70,7 @@ class CaseMeasurement:
                 tried.append(CaseArm(item, *inputs, self.device, self._rng, self.deliver))
         arms = self._check_arms(tried)
         conditions = self._time_arms(arms) if arms else Conditions()
-        for arm in tried:  # last: after other sizes, torch.compile may use slower code for each
+        for arm in tried:  # last: after calls with other sizes, torch.compile may use slower code
             observation = self._observations[arm.name]
             if arm.item.role is Role.CANDIDATE and observation.status is Status.OK:
                 try:
@@ -100,7 +98,7 @@ class CaseMeasurement:
         """Return the arms that are right and timed on this device."""
         arms: list[CaseArm] = []
         precheck = Precheck(self.request.early_exit)
-        # The precheck times calls. In graph mode the replays may be much faster.
+        # Not in graph mode: its replays may be much faster than the calls of a precheck.
         if self._case.timing.mode is Mode.STREAM:
             timed = [arm for arm in tried if Runs.timed(arm.item.devices, self.device)]
             precheck.run(timed, self.timer, self.report)
@@ -136,7 +134,6 @@ class CaseMeasurement:
         return arms
 
     def _time_arms(self, arms: list[CaseArm]) -> Conditions:
-        """Sample the arms. Return sensor readings."""
         timing, out = self._case.timing, self._out
         by_role = {role: {a.name for a in arms if a.item.role is role} for role in Role}
         rule = sampling.make_rule(
@@ -196,7 +193,7 @@ class CaseMeasurement:
         return cuda.count_launches({arm.name: arm.one_call for arm in asked})
 
     def _check_probes(self, arm: CaseArm) -> list[str]:
-        """Call an implementation once on each probe. Return a note for each probe that it declines.
+        """Call an implementation once on each probe. Note probes that it declines or cannot get.
 
         Raises `Failure` if a result is wrong.
         """
@@ -271,7 +268,7 @@ class Precheck:
         self._call_ms: dict[str, float] = {}  # an upper bound: a first call may compile
 
     def run(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
-        """Call each baseline once, and time those over `least_ms`. Raises `DeviceLost`."""
+        """Call each baseline that may exit early; time slow ones, up to `ROUNDS` times."""
         left = [arm for arm in arms if arm.name in self._early_exit.baselines]
         if len(left) <= self._early_exit.stay:
             return
@@ -327,7 +324,7 @@ class Precheck:
         return least_ms if far and least_ms >= self._early_exit.least_ms else 0.0
 
     def left_out(self, name: str, right: Sequence[str]) -> Samples | None:
-        """Return the samples of a baseline if it is far behind one of the `right` arms."""
+        """Return the samples of a baseline if `stay` arms are `right`, and it is far behind one."""
         seen = [other for other in right if other in self._call_ms]
         if len(seen) < self._early_exit.stay or not self._behind_ms(name, seen):
             return None

@@ -78,7 +78,7 @@ def classify(error: BaseException) -> Failure:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of an error and of its causes, without our own frames."""
+    """Return the traceback of an error and of its causes, without nsabench's outer frames."""
     try:
         whole = traceback.TracebackException.from_exception(error)
         link: traceback.TracebackException | None = whole
@@ -104,7 +104,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def _locate(error: BaseException, *, of_the_user: bool = False) -> str:
-    """Return the innermost line of an error in the user's file, or else in any file."""
+    """Return the innermost line of an error in the user's file. Unless `of_the_user`, or in any."""
     lines = list(_list_lines(error))
     own = getattr(sys.modules.get(USER_MODULE), "__file__", None)
     innermost = ("", 0) if of_the_user else next(iter(lines), ("", 0))
@@ -113,7 +113,7 @@ def _locate(error: BaseException, *, of_the_user: bool = False) -> str:
 
 
 def _list_lines(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Yield file and line of each frame of an error, from the first cause and innermost frame."""
+    """Yield file and line of each frame, the first cause and the innermost frame first."""
     for link in reversed(_list_causes(error)):
         for frame, number in reversed([*traceback.walk_tb(link.__traceback__)]):
             yield frame.f_code.co_filename, number
@@ -384,7 +384,7 @@ def collect_all() -> None:
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """Switch the garbage collector off: if it frees a CUDA graph, another graph's capture ends."""
+    """Switch the garbage collector off: if it frees a CUDA graph, another graph's capture fails."""
     _collect()
     enabled = gc.isenabled()
     gc.disable()

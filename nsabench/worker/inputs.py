@@ -31,7 +31,7 @@ POISONED_BYTES = 32 << 20  # `poison` fills at most this much beyond the results
 
 
 class InputSets:
-    """Places of sets. ids: the set whose values each place has. wanted: inputs with gradients."""
+    """Sets of tensors that exchange their values. `ids[i]`: the set whose values tensors i have."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class InputSets:
         for index, changed in changes.items():
             actual = self._protected(index)
             for name, right in changed.items():
-                # Through `.data`, so that the tensor's version stays and no cache notices.
+                # Through `.data`, so that the tensor's version, by which code may cache, stays.
                 actual[name].data.copy_(right)
         return bool(changes)
 

@@ -37,7 +37,7 @@ _KEPT = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
 # The folder of the daemon through which several processes share a GPU (MPS).
 _MPS, _MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 _COPYING_S = 30.0
-# Results of autotuning while a dozen processes shared the GPU. A worker that is alone tunes again.
+# Not copied: results of autotuning while a dozen processes shared the GPU.
 _CHOICES = ("*.autotune.json", "*.best_config")
 _MAX_FILE_BYTES = 16 << 30
 _MAX_OPEN_FILES = 1 << 14
@@ -121,7 +121,7 @@ def is_entered() -> bool:
 def _restrict_files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
     version = landlock.abi()
     if not version:
-        yield "none: this kernel has no Landlock"
+        yield "none: this Linux has no Landlock"
         return
     forbidden = {*map(Path.resolve, map(Path, hidden)), *_list_disks()}
     devices = (path for pattern in _DEVICES for path in Path("/dev").glob(pattern))

@@ -27,7 +27,7 @@ OFFSET_PAIRS = 400
 
 
 def measure(device: str, timer: Timer) -> Ceilings:
-    """Measure the best of several repeats, since a ceiling is what the device can do."""
+    """Measure rates (the best of several repeats), and the errors of the timer."""
     return _measure_cuda(timer) if device == "cuda" else _measure_cpu(timer)
 
 
@@ -108,7 +108,7 @@ def _best(timer: Timer, name: str, call: Call) -> float:
 
 
 def _measure_floor(timer: Timer, repeats: int = FLOOR_REPEATS) -> float:
-    """Return the median time (ms) of an empty call: no sample of a call is shorter."""
+    """Return the median time (ms) of a sample of an empty call."""
     return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(repeats)], 0.5)
 
 

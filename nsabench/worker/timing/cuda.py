@@ -2,8 +2,8 @@
 
 A timed call finds a flushed L2. A spin kernel holds the stream while the host queues the start
 event, the call and the end event. If the start event has not passed when the call returns, the time
-contains no launch gaps. If a call waits for the device, its samples contain them, and `gap_hidden`
-says so.
+contains no launch gaps. If a call waits for the device, its time contains the gaps, and
+`gap_hidden` is False.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def lengthen_spin(cycles: int, host_s: float, before_s: float) -> int:
 
 
 def shorten_spin(cycles: int, beyond_s: float) -> int:
-    """Return the cycles of the next spin if one was enough. beyond_s: `queued_s` less the flush."""
+    """Return the cycles of the next spin: half, if it still outlasts the `beyond_s` of the host."""
     half = max(cycles // 2, FIRST_CYCLES)
     return half if beyond_s * CYCLES_PER_S <= half else cycles
 

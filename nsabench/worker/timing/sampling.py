@@ -1,4 +1,4 @@
-"""Take samples and bursts in rounds: every arm once a round, in a new order each time.
+"""Take samples and bursts in rounds: every arm still timed once a round, in a new order each time.
 
 An arm is one implementation on the case. A sample is one call, with a cold L2 and its launch gap
 hidden. A burst is many calls back to back, as a caller in Python makes them: the host prepares a
@@ -37,14 +37,14 @@ BURST_ROUNDS = 8
 BURST_S = 2e-3  # much longer than a device synchronise, about 10 µs
 MOST_CALLS = 256
 SLOW_MS = 20.0  # a slower call hides all host time of the next one
-ARM_BUDGET_S = 0.06  # an implementation without a verdict leaves after this time in bursts
-NEEDED_MS = 1000.0  # one whose calls take longer leaves as early, even if it gets a verdict
+ARM_BUDGET_S = 0.06  # an arm whose bursts decide no verdict leaves after this time in bursts
+NEEDED_MS = 1000.0  # an arm whose calls take longer leaves as early, even if they do
 HELD_BYTES = 2 << 30  # limit on the total memory of the calls prepared before a burst
 
 
 @dataclass
 class StopAtRatioCI:
-    """Stops when every candidate's ratio to the best baseline is known well enough.
+    """Stops when every candidate's ratio to the best baseline is known, or the budget is spent.
 
     After `MIN_ROUNDS_EVER` rounds the arms beyond `HOPELESS` leave, except candidates. Then the
     budget begins. After `min_rounds` only candidates and the baselines near the best one stay. The
@@ -246,7 +246,7 @@ def take_bursts(
     failed: dict[str, Failure],
     judged: Container[str] = (),
 ) -> dict[str, Bursts]:
-    """call_ms: the least time of a call. judged: arms that need enough bursts for an interval."""
+    """Take bursts in rounds. `call_ms`: the time of a call, about. `judged`: need an interval."""
     by_name = {arm.name: arm for arm in arms}
     going = {
         name: _Bursting(

@@ -35,7 +35,7 @@ def as_it_is(result: Any) -> Any:
 
 
 class Timer(Protocol):
-    """Times calls on cold caches."""
+    """Times single calls on cold caches (`sample`), or calls back to back (`burst`)."""
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         """Time `call` once. A bad sample is repeated with the call that `retry` makes."""
