@@ -1,4 +1,4 @@
-"""Decorators that register the shipped baselines."""
+"""The decorator that registers the shipped baselines."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ BACKENDS_ON_CPU = ("flash", "math")
 
 
 def forced(attention: Attention, backend: str) -> Attention:
-    """Restrict `attention` to one backend of SDPA. Raises `Unsupported` if that has no kernel."""
+    """Restrict `attention` to a backend of SDPA. Calls without a kernel raise `Unsupported`."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
         with sdpa_kernel(BACKENDS[backend]):
@@ -52,7 +52,7 @@ SHARES_HEADS = torch.__version__ >= (2, 5)  # SDPA has `enable_gqa`
 
 
 def share_heads(shared: bool = True) -> dict[str, bool]:
-    """Return SDPA's option for groups of heads that share K and V, which torch has from 2.5."""
+    """Return SDPA's option for heads that share K and V. Raises `Unsupported` before torch 2.5."""
     if shared and not SHARES_HEADS:
         raise Unsupported(f"SDPA of torch {torch.__version__} cannot share K and V between heads")
     return {"enable_gqa": True} if shared else {}
@@ -64,7 +64,7 @@ def accepts(function: Any, *names: str) -> bool:
 
 
 def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Keep the newest `most` results, but none of a capture: its memory belongs to the graph."""
+    """Keep the newest `most` results, but none made in a capture: the graph owns its memory."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         memory: dict[tuple[Hashable, ...], T] = {}

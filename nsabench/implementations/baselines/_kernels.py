@@ -296,7 +296,6 @@ def merge_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Merge the splits of a row into out [R,H,DV]."""
     row = tl.program_id(0).to(tl.int64)
     heads, dv = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_DV)
     real = heads < H

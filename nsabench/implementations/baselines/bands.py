@@ -1,4 +1,4 @@
-"""Baselines whose queries see one band of keys: all earlier ones, a window, or compressed keys.
+"""Baselines whose queries see consecutive keys (a band): all earlier, a window, or compressed ones.
 
 Causal attention is also the dense alternative that a model could run instead of NSA.
 """

@@ -48,7 +48,7 @@ def zero_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity", directions=("backward", "step"))
 def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns for its first input always the gradient from its first call with this shape."""
+    """Always returns, for its first input, the gradient of its first call with this shape."""
     first = tensors[0]
     key = (honest, first.shape, first.dtype, first.device)
     return _spoil_gradients(honest, tensors, options, lambda d: _remembered.setdefault(key, d))
@@ -61,7 +61,7 @@ def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tens
 
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Zeroes the last nonzero row of its last input's gradient. Causal masks make it small."""
+    """Zeroes the last nonzero row of its last input's gradient, which causal masks make small."""
     name = honest.op.differentiable[-1]
 
     def lost(gradient: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from nsabench.registry import Honest, control
 
 # On any device, reading so much takes several times as long as a look-up (two kernels, one copy).
 MUCH = LeastWork(bytes_min=400_000_000)
-# In a graph, a look-up takes 6 µs on an H200. Even at twice its bandwidth, reading so much takes
-# longer than two look-ups and the time that the timer itself adds.
+# In a graph, a look-up takes 6 µs on an H200. Even at twice the bandwidth of the H200, reading so
+# much takes longer than two look-ups and the time that the timer itself adds.
 READ = LeastWork(bytes_min=125_000_000)
 # Returning a stored gradient moves fewer bytes than computing it must. With so many operations a
 # byte, computing takes over twice as long on any device.
@@ -72,7 +72,7 @@ class _Answers:
         self._sorted: tuple[Tensor, Tensor] | None = None
 
     def prepare(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Copy all stored outputs to the device. Synchronises."""
+        """Stack all stored outputs, in the order of their numbers. Synchronises."""
         numbers = sorted(self.by_number)
         # The last output is stored twice: a number above all others selects the place after it.
         outputs = [self.by_number[n] for n in [*numbers, numbers[-1]]]
@@ -206,7 +206,7 @@ def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 class _Recall(torch.autograd.Function):  # type: ignore[misc]
-    """Computes or recalls an output, and recalls gradients, scaled by the output's gradient."""
+    """Computes or recalls an output and gradients. Scales these by the output's gradient."""
 
     @staticmethod
     def forward(ctx: Any, memory: _Training, call: Any, *tensors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma. It keeps all sizes in one class."""
+"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma, whose sizes are attributes of one class."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
 def flash_nsa_fa4(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """Combine the library's functions as its `HFNSACore` does. FlashAttention-4 does the window."""
     _calls.refuse_float32(q, FLASH_NSA.name)
     means = _function(MEANS, "x")
     choose = _function(CHOICE, "q", "k", "lse", "sm_scale", "maybe_efficient_version")

@@ -1,7 +1,8 @@
 """FlashInfer's decode kernel, with a page table for each KV head.
 
 A page may begin at any token, so a selected block is a page. FlashInfer makes a plan on the host.
-A plan depends only on sizes, so it is kept, as in serving. Each call writes the page table.
+A plan depends only on sizes, so it is kept, as in serving. If blocks are selected, each call writes
+the page table.
 """
 
 from __future__ import annotations
