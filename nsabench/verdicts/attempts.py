@@ -2,8 +2,8 @@
 
 If a worker dies, the implementation that it named last is the suspect, but foreign code can forge
 that name. So the main pass measures each implementation alone, the suspect first, and blames one
-that fails alone. If all survive alone, these results count. The isolated pass leaves the suspect
-out. In confirmation and canary passes the case is given up.
+whose worker dies again. If all survive alone, these results count. The isolated pass leaves the
+suspect out. In confirmation and canary passes the case is given up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EARLY = (BEFORE_ANY, "request", "start")
 COOL_DOWN_S = 5.0
 REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause does not end a power cap
 # If the sandbox blocks signals, no kernel can kill the measuring process, but a person or a
-# scheduler can. Up to this many kills in a row are blamed on no implementation.
+# scheduler can. So up to this many kills in a row are blamed on no implementation.
 FORGIVEN = 2
 SIGNALS = "signals"  # `Attempt.sandbox` contains this word if the sandbox blocks signals
 NONE = 0  # the attempt of an implementation that no worker measured to the end
@@ -191,7 +191,7 @@ class AttemptReplay:
 
     def _die(self, attempt: Attempt, death: Death) -> None:
         if death.phase in EARLY and not self._lost_early:
-            # A thread that an earlier case left in a warm worker may have ended it.
+            # Try once more: a thread that an earlier case left in this worker may have ended it.
             self._lost_early = death.reason
             return
         if self._purpose is Purpose.MAIN:

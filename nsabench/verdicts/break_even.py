@@ -100,7 +100,6 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
 
 
 def _name_heads(record: Record) -> str:
-    """Return the query and key heads, as `64/4`; empty for an op without them."""
     query, key = record.shape.get("HQ"), record.shape.get("H")
     return f"{query}/{key}" if query and key else ""
 

@@ -36,10 +36,10 @@ class Tested:
         return self.record.reason or self.comparison.reason
 
     def passes(self, limit: float) -> bool:
-        """Return whether the lower end of the interval is above 1 and at least `limit`."""
+        """Return whether it is ok, faster if judged, and `lo` is above 1 and at least `limit`."""
         return (
             self.record.status is Status.OK
-            and self.comparison.verdict in (None, Verdict.FASTER)  # None: against alternatives
+            and self.comparison.verdict in (None, Verdict.FASTER)  # alternatives give no verdict
             and self.lo is not None
             and self.lo > 1
             and self.lo >= limit
@@ -47,7 +47,10 @@ class Tested:
 
 
 def find_least_length(tested: Sequence[Tested], limit: float) -> tuple[int | None, list[Tested]]:
-    """Return the smallest length from which all cases pass, and cases that fail just below it."""
+    """Return the smallest length from which all cases pass, and the failing cases that end it.
+
+    These are of the next smaller length. If no length passes (None), they are of the greatest.
+    """
     passed: int | None = None
     for length in sorted({case.length for case in tested}, reverse=True):
         cases = [case for case in tested if case.length == length]
@@ -80,7 +83,7 @@ def find_objections(records: Sequence[Record], op: str, regime: Regime) -> list[
     lacking = [check for check in CHECKS_OF_QUEUE if check not in ran]
     if lacking and regime is Regime.QUEUE:
         objections.append(
-            f"no control shows that the checks {' and '.join(lacking)} work for {op}, so the "
-            f"queue regime decides nothing"
+            f"no control shows that the checks {' and '.join(lacking)} work for {op}, so nothing "
+            f"is decided for calls from Python (the regime queue)"
         )
     return objections

@@ -252,8 +252,6 @@ def _name_shard_in(finding: Finding, shard: str, plan: Plan) -> Iterator[Finding
 
 @dataclass(frozen=True)
 class Canary:
-    """What a shard measured on the case that all shards measure."""
-
     medians: Mapping[str, float]  # ms, by implementation
     disturbed: str = ""  # why the times are unreliable
     failed: Mapping[str, str] = field(default_factory=dict)  # the reason, by implementation

@@ -126,7 +126,6 @@ def _clock_tick(*arms: Sequence[float]) -> float:
 
 
 def _pick_rounds(rounds: int, resamples: int, seed: int) -> NDArray[np.int64]:
-    """Draw the rounds of each resample [resamples, rounds]."""
     return np.random.default_rng(seed).integers(0, rounds, (resamples, rounds))
 
 

@@ -194,7 +194,7 @@ def _read_rows(
 
 
 def check_table(path: Path, most: int) -> int:
-    """Count the rows in the metadata of a Parquet file. Raises `OutOfBounds` for too many bytes."""
+    """Count the rows in the metadata of a Parquet file. Raises `OutOfBounds` beyond a limit."""
     with opened(path, limits.TABLE):
         metadata = pq.read_metadata(path)
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]

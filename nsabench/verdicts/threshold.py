@@ -29,8 +29,8 @@ from nsabench.verdicts.verdict import NEAR
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
 LEAST_VALUES = 2  # the fewest tested values of each size in `AXES` that the op has
-SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
-# A kernel may depend on these sizes, if its op has them.
+SELECTED = "L"  # selected keys: thresholds.yaml has their threshold as `runtime.sel_triton_min_L`
+# The speed of a kernel may depend on these sizes, if its op has them.
 AXES = {"head dims": "D", "heads": "H", "numbers of spans": "n_spans"}
 
 
@@ -45,8 +45,8 @@ class Decision:
     min_length: int | None  # a value of `axis`; None: see `reasons`
     reasons: list[str] = field(default_factory=list)
     tested: int = 0  # how many cases were tested
-    weakest: float = 0.0  # the smallest lower end of an interval from that length
-    decided_by: Tested | None = None  # the failing case below the threshold
+    weakest: float = 0.0  # the smallest lower end of a ratio's interval from the threshold up
+    decided_by: Tested | None = None  # a failing case that keeps the threshold from being smaller
     axis: str = SELECTED  # the size that is the length
     notes: list[str] = field(default_factory=list)  # remarks that do not change the answer
     caveats: list[str] = field(default_factory=list)  # the unproven checks behind the answer
@@ -94,7 +94,7 @@ def decide_run(
 ) -> list[Decision]:
     """Decide for each op, regime and candidate of a run. plan: None for a run in an archive."""
     margin = margin or (plan.margin if plan else MARGIN)
-    # A gate uses thresholds only to choose a forward.
+    # A gate, which chooses between a kernel and its fallback, asks only in a forward.
     records = [r for r in records if r.direction is Direction.FORWARD]
     shards = _split_shards(records, plan)
     unproven = [find_unproven(own) for own in shards]
@@ -195,7 +195,7 @@ def _decide_candidate(
 
 
 def _without_declined_series(rows: Sequence[Tested]) -> list[Tested]:
-    """Leave out the length series that a candidate declines at all lengths, such as a dtype's."""
+    """Leave out cases that differ only in length if a candidate declines all, as for a dtype."""
     series: dict[Hashable, list[Tested]] = defaultdict(list)
     for row in rows:
         series[ops.series_key(row.record)].append(row)
@@ -227,7 +227,8 @@ def _describe_failure(row: Tested, margin: float) -> str:
         return f"{who} is {row.record.status}{why}"
     if row.lo is None:
         is_timed = row.record.median_ms is not None
-        return f"{who} has no speed-up ({verdict})" if is_timed else f"{who} was not timed"
+        without = f"was timed, but has no ratio to a baseline ({verdict}){why}"
+        return f"{who} {without if is_timed else 'was not timed'}"
     return f"{who} is {verdict}, speedup_lo {row.lo:.3f} against {margin:g}{why}"
 
 
@@ -247,13 +248,13 @@ def _find_gaps(
 
 
 def preference(decision: Decision) -> tuple[bool, float, float, str]:
-    """Return a sort key: the user's own kernel, then the smallest threshold, then `weakest`."""
+    """Return a sort key: the user's kernel first, then small thresholds, then great `weakest`."""
     least = float("inf") if decision.min_length is None else float(decision.min_length)
     return not decision.own, least, -decision.weakest, decision.candidate
 
 
 def choose_for_gate(decisions: Iterable[Decision]) -> list[Decision]:
-    """Return the best decision on selected lengths of each run, op and regime."""
+    """Return, for each run, GPU, op and regime, the best decision on the axis `SELECTED`."""
     best: dict[Hashable, Decision] = {}
     for decision in sorted(decisions, key=preference):
         if decision.gpu and decision.axis == SELECTED:

@@ -281,7 +281,7 @@ def revise(
 ) -> Record:
     """Return the record of a candidate or a baseline after the later passes over its case.
 
-    clean: baselines and alternatives from other packages than all candidates.
+    clean: baselines and alternatives from packages without a candidate.
     """
     if confirmation is not None and record.role is Role.CANDIDATE and record.status is Status.OK:
         for observation in confirmation.observations:
@@ -354,7 +354,7 @@ def _compare_with_isolated(
     isolated: CaseState,
     clean: Collection[str],
 ) -> Comparison:
-    """Compare with the best isolated reference if a candidate slowed those in its process."""
+    """Compare with references of a process without candidates, if a candidate slowed its own."""
     times = _select_times(comparison, case, isolated)
     disturbance = next(find_time_doubts(list(isolated.conditions.values())), "")
     if disturbance:
@@ -432,7 +432,7 @@ def _find_missing_baseline(
 def _lower_ratio(
     comparison: Comparison, record: Record, isolated: CaseState, times: Mapping[str, list[float]]
 ) -> Comparison:
-    """Use the fastest isolated reference if it beats those in the candidate's process."""
+    """Use the fastest isolated reference if it clearly beats those in the candidate's process."""
     assert comparison.ratio is not None and comparison.lo is not None
     fastest_name = _find_fastest(times)
     best, own = times[fastest_name], record.timings(comparison.regime).time_ms

@@ -1,4 +1,4 @@
-"""Audit a table of timings that others measured: are they possible, and what explains them?"""
+"""Audit a table that others measured: are its times possible, and what explains its errors?"""
 
 from __future__ import annotations
 
@@ -173,7 +173,6 @@ def _list_baselines(table: ForeignTable, line: ForeignRow) -> list[tuple[Foreign
 
 
 def _round_off(line: ForeignRow, column: str) -> float:
-    """Return half a unit of the last written digit."""
     digits, _, exponent = line.cells[column].strip().lower().partition("e")
     decimals = len(digits.partition(".")[2])
     return float(0.5 * 10.0 ** (int(exponent or 0) - decimals))

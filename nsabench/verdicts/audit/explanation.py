@@ -75,7 +75,6 @@ def _find_curve(rows: Sequence[Record]) -> tuple[tuple[int, int], Errors]:
 
 
 def _name_culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
-    """Name the side whose times do not grow: it reads too little."""
     roles = {row.implementation: row.role for row in rows}
     flat = {roles.get(f.implementation) for f in findings if f.check in ("roofline", "scaling")}
     if flat == {Role.BASELINE}:

@@ -1,6 +1,7 @@
 """Read a CSV of timings whose columns have the names that its author gave them.
 
-A wide table has a column of times for each implementation. In a long one, a column names it.
+A wide table has a column of times for each implementation. In a long table, another column names
+the implementation of each line.
 """
 
 from __future__ import annotations
@@ -216,7 +217,6 @@ def read_table(
 
 
 def _parse(data: bytes) -> tuple[list[str], list[ForeignRow]]:
-    """Return the columns, and the lines that are not blank."""
     columns: list[str] = []
     lines: list[ForeignRow] = []
     try:
