@@ -1,10 +1,8 @@
 """What the tests share: tensors, public calls with their formulas in float64, and comparisons."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,26 +28,26 @@ TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 2e-5, t
 Tensors = tuple[torch.Tensor, ...]
 
 
-def normal(dtype: torch.dtype = torch.float32, seed: int = 0) -> Callable[..., torch.Tensor]:
+def normal(dtype=torch.float32, seed=0):
     """Return a function from sizes to N(0, 1), whose calls give the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(*size: int) -> torch.Tensor:
+    def draw(*size):
         return torch.randn(size, generator=generator).to(dtype).to(DEVICE)
 
     return draw
 
 
-def ints(*values: int) -> torch.Tensor:
+def ints(*values):
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
-def offsets(lengths: Sequence[int]) -> torch.Tensor:
+def offsets(lengths):
     """Return the cu_seqlens of sequences of these lengths."""
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(DEVICE)
 
 
-def random_spans(*size: int, keys: int, seed: int = 0) -> torch.Tensor:
+def random_spans(*size, keys, seed=0):
     """Return int32 spans [*size, 2]: some overlap, are reversed or out of bounds; the first query
     has none."""
     generator = torch.Generator().manual_seed(seed)
@@ -59,14 +57,14 @@ def random_spans(*size: int, keys: int, seed: int = 0) -> torch.Tensor:
     return spans.to(torch.int32).to(DEVICE)
 
 
-def random_blocks(*size: int, keys: int, block_size: int, seed: int = 0) -> torch.Tensor:
+def random_blocks(*size, keys, block_size, seed=0):
     """Return int32 indices of blocks, among them -1, repeated ones, and ones behind all keys."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(-1, -(-keys // block_size) + 1, size, generator=generator)
     return index.to(torch.int32).to(DEVICE)
 
 
-def doubled(tensors: dict[str, Any]) -> dict[str, Any]:
+def doubled(tensors):
     """Return the tensors without their history. Floating dtypes become float64."""
     return {
         key: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x
@@ -74,32 +72,25 @@ def doubled(tensors: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def window_mask(lengths: Sequence[int], window: int) -> torch.Tensor:
+def window_mask(lengths, window):
     """Return bool [T, T]: the keys in the windows of packed sequences."""
     masks = [torch.ones(n, n).tril().triu(1 - min(window, n)) for n in lengths]
     return torch.block_diag(*masks).bool().to(DEVICE)
 
 
-def complete_mask(lengths: Sequence[int], block: int, stride: int) -> torch.Tensor:
+def complete_mask(lengths, block, stride):
     """Return bool [T, N]: the compressed keys whose tokens are all at or before a query's."""
     ends = [torch.arange(block - 1, max(n, block - 1), stride) for n in lengths]
     masks = [x <= torch.arange(n)[:, None] for x, n in zip(ends, lengths, strict=True)]
     return torch.block_diag(*(x.float() for x in masks)).bool().to(DEVICE)
 
 
-def mean(x: torch.Tensor, block: int, stride: int) -> torch.Tensor:
+def mean(x, block, stride):
     """Return the mean of each block of tokens of x [B, T, ...]; none where T is too short."""
     return x.unfold(1, block, stride).mean(-1) if x.shape[1] >= block else x[:, :0]
 
 
-def exact_nsa(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    gates: torch.Tensor,
-    cu_seqlens: torch.Tensor | None = None,
-    **sizes: int,
-) -> torch.Tensor:
+def exact_nsa(q, k, v, gates, cu_seqlens=None, **sizes):
     """Return the formula of ``nsa_attention`` in float64. Queries that are fewer than the keys are
     the last ones."""
     if cu_seqlens is not None:
@@ -115,9 +106,7 @@ def exact_nsa(
     return naive_nsa(q, k, v, *means, gates, **sizes)[:, before:]
 
 
-def exact_scores(
-    p: torch.Tensor, n_blocks: int, *, block: int, stride: int, block_size: int
-) -> torch.Tensor:
+def exact_scores(p, n_blocks, *, block, stride, block_size):
     """Return the block scores [H, n_blocks] of a token, whose compressed weights are p [H, Nc]."""
     scores = p.new_zeros(p.shape[0], n_blocks)
     for key in range(p.shape[1]):
@@ -126,19 +115,7 @@ def exact_scores(
     return scores
 
 
-def exact_step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    lengths: Sequence[int],
-    *,
-    n_selected: int,
-    window: int,
-    **sizes: int,
-) -> torch.Tensor:
+def exact_step(q, k, v, k_cmp, v_cmp, gates, lengths, *, n_selected, window, **sizes):
     """Return the formula of ``decode_step`` [B, HQ, Dv] in float64, an entry after the other."""
     sums = [v.new_zeros(0, q.shape[1], v.shape[3], dtype=torch.float64)]
     for i, n in enumerate(lengths):
@@ -171,7 +148,7 @@ class Case:
     keys: tuple[str, ...]
 
     @property
-    def leaves(self) -> list[str]:
+    def leaves(self):
         return [name for name, x in self.tensors.items() if x.is_floating_point()]
 
 
@@ -200,31 +177,31 @@ class Sizes:
     window: int = 3
 
     @property
-    def overlap(self) -> dict[str, int]:
+    def overlap(self):
         return {"block": self.block, "stride": self.stride, "block_size": self.block_size}
 
     @property
-    def whole(self) -> dict[str, int]:
+    def whole(self):
         return {**self.overlap, "n_selected": self.n_selected, "window": self.window}
 
-    def complete(self, tokens: int) -> int:
+    def complete(self, tokens):
         """Return how many compressed keys so many tokens complete."""
         return max(0, (tokens - self.block) // self.stride + 1)
 
-    def heads(self, keys: int) -> Tensors:
+    def heads(self, keys):
         """Return q [B, T, HQ, D], k [B, keys, H, D] and v [B, keys, H, Dv]."""
         draw = normal(self.dtype, seed=self.t)
         b, h = self.b, self.h
         return draw(b, self.t, self.hq, self.d), draw(b, keys, h, self.d), draw(b, keys, h, self.dv)
 
 
-def rows(name: str, s: Sizes) -> Case:
+def rows(name, s):
     draw, rows = normal(s.dtype, seed=s.n), s.b * s.t
     tensors = {"q": draw(rows, s.hq, s.d), "k": draw(rows, s.n, s.d), "v": draw(rows, s.n, s.dv)}
     return Case(getattr(nsa_kernels, name), naive_rows, tensors, ("k", "v"))
 
 
-def varlen(_: str, s: Sizes) -> Case:
+def varlen(_, s):
     """Rows of the given lengths, or as many as there are tokens on N keys; a key is left over."""
     rows = s.b * s.t
     lengths = s.lengths or [s.n * (i + 1) // rows - s.n * i // rows for i in range(rows)]
@@ -234,7 +211,7 @@ def varlen(_: str, s: Sizes) -> Case:
     return Case(nsa_kernels.selection_varlen, naive_varlen, tensors, ("k", "v"))
 
 
-def ranges(name: str, s: Sizes) -> Case:
+def ranges(name, s):
     draw, size = normal(s.dtype, seed=s.n), (s.b, s.t, s.h)
     tensors = {
         "q": draw(*size, s.hq // s.h, s.d),
@@ -244,14 +221,14 @@ def ranges(name: str, s: Sizes) -> Case:
     some = ints(0, 3, 2, 5).view(2, 2).expand(*size, 2, 2).contiguous()
     tensors["ranges"] = random_spans(*size, s.spans, keys=s.n) if s.spans else some
 
-    def formula(**given: torch.Tensor) -> Any:
+    def formula(**given):
         results = naive_ranges(**given)
         return results if name == "selection_ranges" else results[0]
 
     return Case(getattr(nsa_kernels, name), formula, tensors, ("k", "v"))
 
 
-def blocks(name: str, s: Sizes) -> Case:
+def blocks(name, s):
     size, numbers = (s.b, s.t, s.h), {"block_size": s.block_size}
     tensors = dict(zip("qkv", s.heads(s.t), strict=True))
     some = ints(0, -1).expand(*size, 2).contiguous()
@@ -259,18 +236,18 @@ def blocks(name: str, s: Sizes) -> Case:
         random_blocks(*size, s.blocks, keys=s.t, **numbers) if s.blocks else some
     )
 
-    def call(**given: torch.Tensor) -> Any:
+    def call(**given):
         plan = nsa_kernels.plan_blocks(**given, **numbers) if name == "plan_blocks" else None
         given = {"plan": plan, "return_lse": True, **given}
         return nsa_kernels.block_selection_attention(**given, **numbers)
 
-    def formula(cu_seqlens: torch.Tensor | None = None, **given: torch.Tensor) -> Any:
+    def formula(cu_seqlens=None, **given):
         return naive_blocks(*given.values(), s.block_size, s.d**-0.5, cu_seqlens)
 
     return Case(call, formula, tensors, ("k", "v"))
 
 
-def band(name: str, s: Sizes) -> Case:
+def band(name, s):
     near = name == "sliding_window"
     names = ("q", "k", "v") if near else ("q", "k_cmp", "v_cmp")
     tensors = dict(zip(names, s.heads(s.t if near else s.complete(s.t)), strict=True))
@@ -278,10 +255,10 @@ def band(name: str, s: Sizes) -> Case:
     if name == "compressed_attention_with_scores":
         options = s.overlap
 
-    def call(**given: torch.Tensor) -> Any:
+    def call(**given):
         return getattr(nsa_kernels, name)(**given, **options)
 
-    def formula(cu_seqlens: Any = None, cu_keys: Any = None, **x: torch.Tensor) -> Any:
+    def formula(cu_seqlens=None, cu_keys=None, **x):
         if cu_seqlens is not None:
             lengths = cu_seqlens.diff().tolist()
             seen = window_mask(lengths, s.window)
@@ -300,22 +277,22 @@ def band(name: str, s: Sizes) -> Case:
     return Case(call, formula, tensors, names[1:])
 
 
-def choice(_: str, s: Sizes) -> Case:
+def choice(_, s):
     tensors = {"scores": normal(s.dtype)(s.b, s.t, s.h, max(4, -(-s.t // 2))).abs()}
 
-    def formula(scores: torch.Tensor) -> torch.Tensor:
+    def formula(scores):
         chosen = naive_select_blocks(scores, 3, block_size=2).unsqueeze(-1)
         position = torch.arange(s.t, device=DEVICE).view(1, s.t, 1, 1, 1)
         spans = torch.cat([chosen * 2, torch.minimum(chosen * 2 + 2, position + 1)], -1)
         return torch.where(chosen >= 0, spans, 0).to(torch.int32)
 
-    def call(scores: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+    def call(scores, **more):
         return nsa_kernels.select_blocks(scores, 3, block_size=2, **more)
 
     return Case(call, formula, tensors, ("scores",))
 
 
-def decoded(name: str, s: Sizes) -> Case:
+def decoded(name, s):
     draw = normal(s.dtype, seed=s.t)
     names = ("k_cmp", "v_cmp") if name == "decode_compressed" else ("k", "v")
     tensors = {"q": draw(s.b, s.hq, s.d), names[0]: draw(s.b, s.h, s.t + 1, s.d)}
@@ -324,34 +301,34 @@ def decoded(name: str, s: Sizes) -> Case:
     if name == "decode_selected":
         tensors["ranges"] = ints(0, 3, 2, 5).view(2, 2).expand(s.b, s.h, 2, 2).contiguous()
 
-    def formula(**x: torch.Tensor) -> Any:
+    def formula(**x):
         q, k, v = (x[key] for key in ("q", *names))
         spans = ints(max(k.shape[2] - options.get("window", k.shape[2]), 0), k.shape[2])
         spans = x.get("ranges", spans.expand(s.b, s.h, 1, 2)).unsqueeze(1)
         out, lse = naive_ranges(q.unflatten(1, (s.h, -1)).unsqueeze(1), k, v, spans)
         return out.flatten(1, 3), lse.flatten(1, 3)
 
-    def call(**given: torch.Tensor) -> Any:
+    def call(**given):
         return getattr(nsa_kernels, name)(**given, **options)
 
     return Case(call, formula, tensors, names)
 
 
-def scored(_: str, s: Sizes) -> Case:
+def scored(_, s):
     draw = normal(s.dtype, seed=s.t)
     q, k_cmp = draw(s.b, s.hq, s.d), draw(s.b, s.h, s.t, s.d)
     blocks = max(1, -(-(s.t * s.stride + s.block) // s.block_size))
 
-    def weights(q: torch.Tensor, k_cmp: torch.Tensor) -> torch.Tensor:
+    def weights(q, k_cmp):
         return q.unflatten(1, (s.h, -1)) @ k_cmp.mT * s.d**-0.5
 
     lse = torch.logsumexp(weights(q.double(), k_cmp.double()), -1).flatten(1, 2)
     tensors = {"q": q, "k_cmp": k_cmp, "lse": lse.float()}
 
-    def call(**given: torch.Tensor) -> Any:
+    def call(**given):
         return nsa_kernels.decode_scores(**given, n_blocks=blocks, **s.overlap)
 
-    def formula(q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor) -> Any:
+    def formula(q, k_cmp, lse):
         p = torch.exp(weights(q, k_cmp) - lse.unflatten(1, (s.h, -1)).unsqueeze(-1)).sum(2)
         scores = [exact_scores(of_entry, blocks, **s.overlap) for of_entry in p]
         return torch.stack(scores) if scores else p.new_zeros(0, s.h, blocks)
@@ -359,7 +336,7 @@ def scored(_: str, s: Sizes) -> Case:
     return Case(call, formula, tensors, ("k_cmp",))
 
 
-def step(name: str, s: Sizes) -> Case:
+def step(name, s):
     """Entries of a cache have T, T - 1, … tokens and room for more, or the given lengths in a room
     of T. Behind given lengths are keys that would be seen, and values that are NaN."""
     varied = name != "decode_step"
@@ -380,10 +357,10 @@ def step(name: str, s: Sizes) -> Case:
         tensors |= {"k": draw(s.b * pages, s.h, 4, s.d), "v": draw(s.b * pages, s.h, 4, s.dv)}
         tensors["block_table"] = ints(*range(s.b * pages)).flip(0).view(s.b, pages)
 
-    def call(**given: torch.Tensor) -> Any:
+    def call(**given):
         return nsa_kernels.decode_step(**given, **s.whole)
 
-    def formula(**x: torch.Tensor) -> Any:
+    def formula(**x):
         q, k, v, *others = list(x.values())[:6]
         if "block_table" in x:
             k, v = (p[x["block_table"].long()].transpose(1, 2).flatten(2, 3) for p in (k, v))
@@ -392,51 +369,51 @@ def step(name: str, s: Sizes) -> Case:
     return Case(call, formula, tensors, ("k", "v", "k_cmp", "v_cmp"))
 
 
-def summed(_: str, s: Sizes) -> Case:
+def summed(_, s):
     draw, names = normal(s.dtype), ("compressed", "selected", "window")
     tensors = {name: draw(s.b, s.t, s.d) for name in names} | {"gates": draw(s.b, s.t, 3)}
 
-    def formula(gates: torch.Tensor, **x: torch.Tensor) -> Any:
+    def formula(gates, **x):
         return (gates.unsqueeze(-1) * torch.stack(list(x.values()), -2)).sum(-2)
 
     return Case(nsa_kernels.gated_sum, formula, tensors, names)
 
 
-def whole(name: str, s: Sizes) -> Case:
+def whole(name, s):
     cached = 2 if name == "nsa_attention with fewer queries" else 0
     tensors = dict(zip("qkv", s.heads(cached + s.t), strict=True))
     tensors["gates"] = normal(s.dtype, seed=1)(s.b, s.t, s.hq, 3)
 
-    def call(**given: torch.Tensor) -> Any:
+    def call(**given):
         return nsa_kernels.nsa_attention(**given, **s.whole)
 
-    def formula(**given: torch.Tensor) -> Any:
+    def formula(**given):
         return exact_nsa(**given, **s.whole)
 
     return Case(call, formula, tensors, ("k", "v"))
 
 
-def layer(name: str, s: Sizes) -> Case:
+def layer(name, s):
     torch.manual_seed(0)
     made = nsa_kernels.NSAttention(8, s.hq, s.h, s.d, **s.whole).to(DEVICE, s.dtype)
     made.requires_grad_(False)
     exact, cached = copy.deepcopy(made).double(), name == "NSAttention with a cache"
 
-    def call(x: torch.Tensor, **more: torch.Tensor) -> Any:
+    def call(x, **more):
         if not cached:
             return made(x, **more)
         cache = made.cache()
         first = made(x[:, :-1], cache, **more)
         return torch.cat([first, made(x[:, -1:], cache)], 1)
 
-    def formula(x: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> Any:
+    def formula(x, cu_seqlens=None):
         return exact.to_out(exact_nsa(*exact.project(x), cu_seqlens, **s.whole).flatten(-2))
 
     return Case(call, formula, {"x": normal(s.dtype)(s.b, s.t + cached, 8)}, ("x",))
 
 
 # By the beginning of a call's name; the first that fits.
-BEGINNINGS: dict[str, Callable[[str, Sizes], Case]] = {
+BEGINNINGS = {
     "selection_rows": rows,
     "selection_varlen": varlen,
     "selection_": ranges,
@@ -459,12 +436,12 @@ MAKERS = {
 }
 
 
-def make(name: str, **sizes: Any) -> Case:
+def make(name, **sizes):
     """Return the case of a public call."""
     return MAKERS[name](name, Sizes(**sizes))
 
 
-def packed(name: str, lengths: Sequence[int], *, tail: int = 0, **sizes: Any) -> Case:
+def packed(name, lengths, *, tail=0, **sizes):
     """Return the case of packed sequences, with ``tail`` tokens of none behind them."""
     case, s = make(name, t=sum(lengths) + tail, **sizes), Sizes(**sizes)
     case.tensors["cu_seqlens"] = offsets(lengths)
@@ -475,17 +452,7 @@ def packed(name: str, lengths: Sequence[int], *, tail: int = 0, **sizes: Any) ->
     return case
 
 
-def draw_blocks(
-    b: int,
-    t: int,
-    hq: int,
-    h: int,
-    d: int,
-    dv: int,
-    chosen: int,
-    dtype: torch.dtype,
-    size: int = 64,
-) -> Tensors:
+def draw_blocks(b, t, hq, h, d, dv, chosen, dtype, size=64):
     """Return q, k, v, the gradient of the output, and indices of blocks."""
     sizes = {"b": b, "t": t, "hq": hq, "h": h, "d": d, "dv": dv, "dtype": dtype}
     case = make("block_selection_attention", **sizes, blocks=chosen, block_size=size)
@@ -493,14 +460,7 @@ def draw_blocks(
     return q, k, v, normal(dtype, seed=1)(b, t, hq, dv), index
 
 
-def exact_blocks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    grad: torch.Tensor,
-    index: torch.Tensor,
-    cu_seqlens: torch.Tensor | None = None,
-) -> Tensors:
+def exact_blocks(q, k, v, grad, index, cu_seqlens=None):
     """Return output, LSE and gradients of blocks of 64 tokens in float64."""
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     out, lse = naive_blocks(*leaves, index, 64, q.shape[3] ** -0.5, cu_seqlens)
@@ -508,11 +468,11 @@ def exact_blocks(
     return out.detach().contiguous(), lse.contiguous(), *found
 
 
-def results(of: Any) -> Tensors:
+def results(of):
     return of if isinstance(of, tuple) else (of,)
 
 
-def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Tensors]:
+def captured(call):
     """Return a graph of a call, and its results. Kernels are compiled before."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -526,11 +486,11 @@ def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Tensors]:
     return graph, found
 
 
-def same(got: Tensors, want: Tensors) -> bool:
+def same(got, want):
     return all(map(torch.equal, got, want))
 
 
-def check(name: str, got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
+def check(name, got, want, dtype):
     """Assert that results equal the formula and have the right dtypes."""
     assert len(got) == len(want)
     for i, (a, w) in enumerate(zip(got, want, strict=True)):
@@ -550,12 +510,12 @@ def check(name: str, got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
         torch.testing.assert_close(a.double(), w.double(), atol=near, rtol=relative)
 
 
-def gradients(of: Tensors, leaves: Sequence[torch.Tensor], again: bool = False) -> Tensors:
+def gradients(of, leaves, again=False):
     """Return the gradients of a sum with weights, which are the same in each call.
 
     ``again``: return the gradients of the sum of their squares.
     """
-    loss: Any = 0.0
+    loss = 0.0
     for x in of:
         if x.requires_grad:
             weights = torch.arange(x.numel(), device=x.device).view(x.shape).double().cos()
@@ -568,14 +528,14 @@ def gradients(of: Tensors, leaves: Sequence[torch.Tensor], again: bool = False) 
     return torch.autograd.grad(sum(x.double().square().sum() for x in first), leaves)
 
 
-def check_gradients(got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
+def check_gradients(got, want, dtype):
     for a, w in zip(got, want, strict=True):
         assert a.dtype == dtype and a.shape == w.shape
         error, norm = float((a.double() - w).norm()), float(w.norm())
         assert error <= TOLERANCE[dtype] * max(norm, 1.0), (error, norm)
 
 
-def agree(name: str, case: Case, dtype: torch.dtype = torch.float32) -> None:
+def agree(name, case, dtype=torch.float32):
     """Assert that a call gives what its formula gives, and the same gradients, if it has any."""
     given, exact = dict(case.tensors), doubled(case.tensors)
     wanted = name not in (*conformance.NO_BACKWARD, "nsa_attention with fewer queries")

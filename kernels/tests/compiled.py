@@ -1,17 +1,13 @@
 """Compile kernels for GPUs that this machine does not have."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 
-def compiled(folder: Path, matrix: str, architectures: str) -> list[dict[str, Any]]:
+def compiled(folder, matrix, architectures):
     """The table that `nsabench preflight` leaves of a matrix: a row for each variant of each
     kernel. folder: is there, and takes its files."""
     file, table = folder / "matrix.yaml", folder / "compiled.parquet"
@@ -25,5 +21,4 @@ def compiled(folder: Path, matrix: str, architectures: str) -> list[dict[str, An
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows: list[dict[str, Any]] = pq.read_table(table).to_pylist()
-    return rows
+    return pq.read_table(table).to_pylist()

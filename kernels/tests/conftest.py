@@ -1,7 +1,5 @@
 """Run the kernels in Triton's interpreter on machines without a CUDA device."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
@@ -23,14 +21,14 @@ if not torch.cuda.is_available():
     torch.set_num_threads(1)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Freeze all imported objects, so that garbage collection does not look through them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
-def on_hopper() -> None:
+def on_hopper():
     """Skip a test where the kernels in Gluon cannot run."""
     from nsa_kernels.launch.device import runs_gluon
 

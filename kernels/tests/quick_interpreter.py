@@ -9,8 +9,6 @@ It does so again at every call of every function that a kernel calls, such as ``
 launch the second time changes nothing, so here it is done once.
 """
 
-from __future__ import annotations
-
 from functools import wraps
 from typing import Any
 
@@ -23,7 +21,7 @@ _MOST_KEPT = 1 << 10  # constants
 _LARGEST_KEPT = 1 << 12  # elements of one
 
 
-def quicken() -> None:
+def quicken():
     """Change the interpreter of this process, if its Triton restores the language after a launch.
 
     With an older Triton, only the tables of types and shapes change.
@@ -46,15 +44,15 @@ def quicken() -> None:
     _prepare_operands(interpreter, semantic)
 
 
-def _remember_types(interpreter: Any) -> None:
+def _remember_types(interpreter):
     """Keep the table of types, which Triton makes anew for each operand."""
     own = interpreter._get_np_dtype
     if hasattr(own, "__wrapped__"):
         return
-    known: dict[str, Any] = {}
+    known = {}
 
     @wraps(own)
-    def numpy_dtype(dtype: Any) -> Any:
+    def numpy_dtype(dtype):
         element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
         if isinstance(element, tl.pointer_type):
             return own(dtype)
@@ -66,19 +64,19 @@ def _remember_types(interpreter: Any) -> None:
     interpreter._get_np_dtype = numpy_dtype
 
 
-def _call_builtins_directly(interpreter: Any, semantic: Any) -> None:
+def _call_builtins_directly(interpreter, semantic):
     """Call the builtins of the language through one function instead of two."""
-    own: Any = interpreter._patch_attr
+    own = interpreter._patch_attr
     of_a_builtin = tl.core.builtin(lambda: None).__code__
 
     @wraps(own)
-    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    def patch(obj, name, member, builder, scope):
         if getattr(member, "__code__", None) is not of_a_builtin:
             own(obj, name, member, builder, scope)
             return
         function = member.__wrapped__
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args, **kwargs):
             kwargs["_semantic"] = semantic
             return function(*args, **kwargs)
 
@@ -87,19 +85,19 @@ def _call_builtins_directly(interpreter: Any, semantic: Any) -> None:
     interpreter._patch_attr = patch
 
 
-def _skip_unread_checks(semantic: Any) -> None:
+def _skip_unread_checks(semantic):
     """Compute integers again in 64 bits only if Triton's debugging compares them."""
     look = semantic.binary_op_sanitize_overflow_impl
 
     @wraps(look)
-    def look_if_read(lhs: Any, rhs: Any, binary_op: Any) -> None:
+    def look_if_read(lhs, rhs, binary_op):
         if semantic.builder.options.debug:
             look(lhs, rhs, binary_op)
 
     semantic.binary_op_sanitize_overflow_impl = look_if_read
 
 
-def _prepare_operands(interpreter: Any, semantic: Any) -> None:
+def _prepare_operands(interpreter, semantic):
     import numpy as np
 
     handle_of = interpreter.TensorHandle
@@ -107,11 +105,11 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
     own_check = semantic.binary_op_type_checking_impl
     own_broadcast = semantic.broadcast_impl_value
     own_cast = semantic.cast
-    shapes: dict[tuple[int, ...], list[int]] = {}
-    kept: dict[tuple[Any, ...], Any] = {}
+    shapes = {}
+    kept = {}
 
     @wraps(own_check)
-    def check(lhs: Any, rhs: Any, *rules: Any, **named: Any) -> Any:
+    def check(lhs, rhs, *rules, **named):
         # The first two rules say whether a pointer is allowed. A division has more rules, and so
         # has an operation that computes nothing.
         if len(rules) <= 2 and not named:
@@ -128,7 +126,7 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
                 return constant(lhs, rhs), rhs
         return own_check(lhs, rhs, *rules, **named)
 
-    def constant(number: Any, beside: Any) -> Any:
+    def constant(number, beside):
         """Return the number in the type and shape of a tensor. A few small ones are kept, since
         they are most of them; nothing writes to their data."""
         of = beside.type
@@ -148,7 +146,7 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
         return found
 
     @wraps(own_broadcast)
-    def broadcast(lhs: Any, rhs: Any) -> Any:
+    def broadcast(lhs, rhs):
         left, right = lhs.type, rhs.type
         if type(left) is not block_type:
             return (fill(lhs, right.shape), rhs) if type(right) is block_type else (lhs, rhs)
@@ -166,14 +164,14 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
             return lhs, rhs
         return spread(lhs, shape), spread(rhs, shape)
 
-    def spread(value: Any, shape: list[int]) -> Any:
+    def spread(value, shape):
         if value.type.shape.values == shape:
             return value
         handle = value.handle
         handle = handle_of(np.broadcast_to(handle.data, shape), handle.dtype.scalar)
         return tensor(handle, block_type(value.dtype, shape))
 
-    def fill(value: Any, shape: Any) -> Any:
+    def fill(value, shape):
         # The handle of a comparison has the type of its operands, not the type of its tensor.
         handle = value.handle
         data = np.empty(shape.values, interpreter._get_np_dtype(handle.dtype))
@@ -181,7 +179,7 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
         return tensor(handle_of(data, handle.dtype.scalar), block_type(value.dtype, shape))
 
     @wraps(own_cast)
-    def cast(input: Any, dst_ty: Any, fp_downcast_rounding: str | None = None) -> Any:
+    def cast(input, dst_ty, fp_downcast_rounding=None):
         if input.dtype is dst_ty.scalar:
             return input
         return own_cast(input, dst_ty, fp_downcast_rounding)
@@ -191,7 +189,7 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
     semantic.cast = cast
 
 
-def _becomes(number: Any, name: str) -> bool:
+def _becomes(number, name):
     """Return whether the Python number takes the type of the tensor beside it, and fits."""
     if type(number) is int and name in _LIMITS:
         return -_LIMITS[name] <= number < _LIMITS[name]
@@ -201,13 +199,13 @@ def _becomes(number: Any, name: str) -> bool:
 class _Launch:
     """Modules that one launch has prepared, and how to restore them at its end."""
 
-    def __init__(self, prepare: Any) -> None:
+    def __init__(self, prepare):
         self._prepare = prepare
         self._prepared: set[str] = set()
         self._seen: set[Any] = set()
         self._outermost: Any = None
 
-    def __call__(self, fn: Any) -> Any:
+    def __call__(self, fn):
         """Stands for ``_patch_lang``; what it returns is asked to ``restore`` by a launch only."""
         if fn in self._seen:
             return self
@@ -221,14 +219,14 @@ class _Launch:
                 self._outermost = scope
         return self
 
-    def restore(self) -> None:
+    def restore(self):
         self._prepared.clear()
         self._seen.clear()
         scope, self._outermost = self._outermost, None
         scope.restore()
 
 
-def _prepare_once_a_launch(interpreter: Any) -> None:
+def _prepare_once_a_launch(interpreter):
     """Prepare each module once a launch, if this Triton restores the language after a launch.
 
     Older Tritons leave the language changed.
@@ -238,7 +236,7 @@ def _prepare_once_a_launch(interpreter: Any) -> None:
     interpreter._patch_lang = _Launch(interpreter._patch_lang)
 
 
-def _remember_shapes() -> None:
+def _remember_shapes():
     """Make Triton build each type and shape of blocks once in this process.
 
     Each value of a kernel is a tensor, whose type and shape Triton makes anew, with several objects
@@ -248,11 +246,11 @@ def _remember_shapes() -> None:
     if hasattr(core.tensor.__init__, "__wrapped__"):
         return
     of_a_block, of_a_tensor = core.block_type.__init__, core.tensor.__init__
-    blocks: dict[Any, dict[str, Any]] = {}
-    shapes: dict[Any, dict[str, Any]] = {}
+    blocks = {}
+    shapes = {}
 
     @wraps(of_a_block)
-    def block(self: Any, element_ty: Any, shape: Any) -> None:
+    def block(self, element_ty, shape):
         lengths = tuple([getattr(length, "value", length) for length in shape])
         key = (element_ty.name, lengths)
         if key not in blocks:
@@ -263,7 +261,7 @@ def _remember_shapes() -> None:
             vars(self).update(blocks[key])
 
     @wraps(of_a_tensor)
-    def tensor(self: Any, handle: Any, type: Any) -> None:
+    def tensor(self, handle, type):
         known = shapes.get(type.name)
         if known is None:
             of_a_tensor(self, handle, type)

@@ -4,10 +4,7 @@ With documented arguments, a call gives the result of the formula in float64. Wi
 it says in its own words what is wrong.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import nsa_kernels
 import pytest
@@ -32,7 +29,7 @@ OWN = re.compile(r"(" + "|".join([*nsa_kernels.__all__, "packed_sdpa"]) + r")\b[
 """How a sentence of the library's begins: with the call that speaks."""
 
 
-def layout(x: torch.Tensor, how: str) -> torch.Tensor:
+def layout(x, how):
     """Return a tensor with the values of x in other strides."""
     if how == "strided" and x.dim():
         return torch.stack([x, x], -1)[..., 0]
@@ -44,7 +41,7 @@ def layout(x: torch.Tensor, how: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=3, **SETTINGS)
 @given(data=st.data())
-def test_what_is_documented_gives_what_the_formula_gives(name: str, data: st.DataObject) -> None:
+def test_what_is_documented_gives_what_the_formula_gives(name, data):
     dtype = data.draw(st.sampled_from(DTYPES.get(name, [*HALF, torch.float32])))
     case = make(name, b=data.draw(st.integers(0, 3)), t=data.draw(st.integers(1, 7)), dtype=dtype)
     strides = data.draw(st.sampled_from(["contiguous", "strided", "reversed axes"]))
@@ -58,7 +55,7 @@ def test_what_is_documented_gives_what_the_formula_gives(name: str, data: st.Dat
     check(name, got, results(case.formula(**doubled(tensors))), dtype)
 
 
-def corrupted(x: torch.Tensor, data: st.DataObject) -> torch.Tensor:
+def corrupted(x, data):
     """A tensor that is wrong, or may be: of other dimensions, sizes, dtype or device."""
     how = data.draw(st.sampled_from(["fewer", "more", "scalar", "dtype", "size", "device"]))
     if how == "fewer" and x.dim() and x.shape[0]:
@@ -80,7 +77,7 @@ def corrupted(x: torch.Tensor, data: st.DataObject) -> torch.Tensor:
     return x.new_zeros(size)
 
 
-def says(call: Any, *arguments: Any, **named: Any) -> None:
+def says(call, *arguments, **named):
     """A call works, or refuses by a sentence of the library."""
     try:
         call(*arguments, **named)
@@ -91,7 +88,7 @@ def says(call: Any, *arguments: Any, **named: Any) -> None:
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=16, **SETTINGS)
 @given(data=st.data())
-def test_a_wrong_tensor_is_refused_by_a_sentence(name: str, data: st.DataObject) -> None:
+def test_a_wrong_tensor_is_refused_by_a_sentence(name, data):
     case = make(name, b=data.draw(st.sampled_from([1, 1, 0])), t=2)
     tensors = dict(case.tensors)
     for key in data.draw(st.lists(st.sampled_from(sorted(tensors)), min_size=1, max_size=2)):

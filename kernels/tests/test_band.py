@@ -1,23 +1,19 @@
 """Compressed attention with offsets of keys that do not fit."""
 
-from __future__ import annotations
-
 import nsa_kernels
 import pytest
 import torch
 from cases import gradients, ints, make
 
 
-def attended(
-    tensors: list[torch.Tensor], *offsets: torch.Tensor, **sizes: int
-) -> list[torch.Tensor]:
+def attended(tensors, *offsets, **sizes):
     """Return results and gradients."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     found = nsa_kernels.compressed_attention(*leaves, *offsets, **sizes)
     return [*found, *gradients(found, leaves)]
 
 
-def test_keys_that_are_not_there_are_not_read() -> None:
+def test_keys_that_are_not_there_are_not_read():
     """cu_keys promises more keys than the tensor has. Behind it in memory lie others."""
     q, k, v = make("compressed_attention", t=100, block=32, stride=8).tensors.values()
     some = [q, k[:, :3], v[:, :3]]
@@ -35,7 +31,7 @@ def test_keys_that_are_not_there_are_not_read() -> None:
         ([0, 32, -(2**31) + 100, 64], [100, 128, 64, 128], 128),
     ],
 )
-def test_offsets_that_decrease_touch_nothing_out_of_bounds(edges, edges_of_keys, n) -> None:
+def test_offsets_that_decrease_touch_nothing_out_of_bounds(edges, edges_of_keys, n):
     q = make("sliding_window", t=64, dtype=torch.bfloat16).tensors["q"]
     _, k, v = make("sliding_window", t=2 * n, dtype=torch.bfloat16).tensors.values()
     found = []

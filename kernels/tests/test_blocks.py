@@ -1,24 +1,22 @@
 """``block_selection_attention``: plans, chunks of a workspace, and the kernel for few tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import nsa_kernels
 import nsa_kernels.selection.blocks.config as block_config
 import pytest
 import torch
-from cases import DEVICE, HERE, Case, agree, check, doubled, ints, make
+from cases import DEVICE, HERE, agree, check, doubled, ints, make
 
 NAME = "block_selection_attention"
 
 
-def called(case: Case, **options: object) -> Case:
+def called(case, **options):
     return dataclasses.replace(case, call=lambda **x: case.call(**x, **options))
 
 
 @pytest.mark.parametrize("blocks", [5, 17])
-def test_tokens_before_the_first_sequence_see_nothing(blocks) -> None:
+def test_tokens_before_the_first_sequence_see_nothing(blocks):
     """Few queries without a gradient take a kernel that reads every block they chose."""
     case = make(NAME, t=40, hq=2, h=2, blocks=blocks)
     case.tensors["cu_seqlens"] = ints(3, 8, 8, 27, 36)
@@ -31,18 +29,18 @@ def test_tokens_before_the_first_sequence_see_nothing(blocks) -> None:
 
 
 @pytest.mark.parametrize("dtype", HERE)
-def test_a_small_workspace_takes_several_chunks(dtype) -> None:
+def test_a_small_workspace_takes_several_chunks(dtype):
     case = make(NAME, t=200, hq=4, h=2, blocks=4, dtype=dtype)
     agree(NAME, called(case, workspace_bytes=120_000), dtype)
 
 
-def test_a_workspace_too_small_names_what_is_needed() -> None:
+def test_a_workspace_too_small_names_what_is_needed():
     case = make(NAME, t=64, hq=4, h=2, blocks=4)
     with pytest.raises(ValueError, match="at least"):
         agree(NAME, called(case, workspace_bytes=1000))
 
 
-def test_queries_of_one_block_fill_several_items() -> None:
+def test_queries_of_one_block_fill_several_items():
     case = make(NAME, t=200, hq=4, h=2, blocks=4)
     case.tensors["block_indices"][..., 0] = 0
     agree(NAME, case)
@@ -60,7 +58,7 @@ def test_queries_of_one_block_fill_several_items() -> None:
     ],
     ids=["tokens far apart", "heads far apart"],
 )
-def test_offsets_beyond_int32(size, strides) -> None:
+def test_offsets_beyond_int32(size, strides):
     """Memory is reserved, and only a little of it touched."""
     case = make("plan_blocks", t=40, hq=4, blocks=2, dtype=torch.float16)
     q = torch.empty(size, dtype=torch.float16, device=DEVICE)
@@ -70,7 +68,7 @@ def test_offsets_beyond_int32(size, strides) -> None:
     agree("plan_blocks", case, torch.float16)
 
 
-def test_the_stride_of_an_axis_of_one_counts_for_nothing() -> None:
+def test_the_stride_of_an_axis_of_one_counts_for_nothing():
     case = make(NAME, b=3, t=1, hq=4, h=2)
     longer = {key: torch.cat([x, x], 1)[:, :1] for key, x in case.tensors.items()}
     odd = {
@@ -82,7 +80,7 @@ def test_the_stride_of_an_axis_of_one_counts_for_nothing() -> None:
         agree(NAME, dataclasses.replace(case, tensors=tensors))
 
 
-def test_what_no_query_may_see_changes_nothing() -> None:
+def test_what_no_query_may_see_changes_nothing():
     case = make(NAME, t=96, hq=4, h=2, blocks=4)
     before, _ = case.call(**case.tensors)
     case.tensors["k"][:, 50:], case.tensors["v"][:, 50:] = 1e4, float("nan")
@@ -100,7 +98,7 @@ def test_what_no_query_may_see_changes_nothing() -> None:
         {"elsewhere": True},
     ],
 )
-def test_a_plan_of_another_call_is_refused(change) -> None:
+def test_a_plan_of_another_call_is_refused(change):
     """Otherwise queries would attend to other keys than they chose."""
     case = make(NAME, t=96, hq=4, h=2, blocks=3)
     q, k, v, index = case.tensors.values()
@@ -116,7 +114,7 @@ def test_a_plan_of_another_call_is_refused(change) -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the CPU stands for a GPU of 99 KiB")
-def test_tiles_that_fit_no_shared_memory_are_refused_before_the_forward() -> None:
+def test_tiles_that_fit_no_shared_memory_are_refused_before_the_forward():
     case = make(NAME, t=64, d=256, dv=256, dtype=torch.float16, block_size=128)
     plan = nsa_kernels.plan_blocks(**case.tensors, block_size=128)
     for grad, direction in ((False, "forward"), (True, "backward")):

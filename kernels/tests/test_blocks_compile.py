@@ -1,10 +1,7 @@
 """The time to compile block selection must not grow with the number of blocks that a query
 chooses."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from pathlib import Path
 
 from compiled import compiled
 
@@ -16,7 +13,7 @@ include:
 """
 
 
-def code(folder: Path, chosen: int) -> dict[str, list[int]]:
+def code(folder, chosen):
     """Bytes of the cubin of each variant of each kernel, compiled for sm_90 without a GPU."""
     kernels = defaultdict(list)
     for row in compiled(folder, MATRIX.format(chosen=chosen), "sm_90"):
@@ -25,7 +22,7 @@ def code(folder: Path, chosen: int) -> dict[str, list[int]]:
     return kernels
 
 
-def test_code_does_not_grow_with_the_chosen_blocks(tmp_path: Path) -> None:
+def test_code_does_not_grow_with_the_chosen_blocks(tmp_path):
     few, more = code(tmp_path, 16), code(tmp_path, 256)
     assert few.keys() == more.keys() and {"merge_kernel", "dq_kernel", "bins_kernel"} <= few.keys()
     for kernel, sizes in more.items():

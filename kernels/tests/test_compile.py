@@ -1,11 +1,8 @@
 """``python -m nsa_kernels.compile`` fills Triton's cache with what a job would launch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ with pretend.cuda(gpu), pretend.operators_run("meta"), pretend.TensorsOnCuda("me
 SMALL = "--heads 2/1 --head-dim 16 --block 16 --block-size 16 --n-selected 3 --lengths 17 --jobs 1"
 
 
-def test_a_prefill_a_step_and_a_decode_step_are_compiled(tmp_path: Path) -> None:
+def test_a_prefill_a_step_and_a_decode_step_are_compiled(tmp_path):
     """For a GPU that is not here: launches are recorded, and none runs."""
     environment = {x: value for x, value in os.environ.items() if x != "TRITON_INTERPRET"}
     environment |= {"NSA_KERNELS_RECORD_ONLY": "1", "TRITON_CACHE_DIR": str(tmp_path)}
@@ -36,13 +33,13 @@ def test_a_prefill_a_step_and_a_decode_step_are_compiled(tmp_path: Path) -> None
     assert {"band_dq_kernel", "backward_kernel", "compress_backward_kernel"} <= made
 
 
-def test_heads_that_are_not_two_numbers_are_a_usage_error() -> None:
+def test_heads_that_are_not_two_numbers_are_a_usage_error():
     with pytest.raises(SystemExit) as error:
         command.main(["--heads", "64"])
     assert error.value.code == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_there_is_nothing_to_compile_for() -> None:
+def test_without_a_gpu_there_is_nothing_to_compile_for():
     with pytest.raises(SystemExit, match="CUDA"):
         command.main([])

@@ -1,7 +1,5 @@
 """The CUDA C++ kernels as far as a machine without a GPU can see: they compile, and say no."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -21,17 +19,17 @@ OPS = ("selection_rows", "selection_ranges")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory):
+def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NSA_KERNELS_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
-def widest(op: str) -> cuda.Variant:
+def widest(op):
     return max(cuda.variants(op), key=lambda v: (v.d, v.dv, v.spans))
 
 
-def usage(cubin: bytes, tmp_path: Path) -> tuple[int, int, int]:
+def usage(cubin, tmp_path):
     """Registers, bytes of stack and of static shared memory of the only kernel."""
     file = tmp_path / "kernel.cubin"
     file.write_bytes(cubin)
@@ -46,7 +44,7 @@ def usage(cubin: bytes, tmp_path: Path) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("capability", ARCHITECTURES)
 @pytest.mark.parametrize("op", OPS)
-def test_it_compiles_for_every_gpu_without_one(op, capability, tmp_path) -> None:
+def test_it_compiles_for_every_gpu_without_one(op, capability, tmp_path):
     variant = widest(op)
     registers, stack, shared = usage(cuda.cubin(variant, capability), tmp_path)
     assert registers <= 255 and stack == 0, "nothing is spilled"
@@ -54,19 +52,19 @@ def test_it_compiles_for_every_gpu_without_one(op, capability, tmp_path) -> None
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_every_variant_is_told_apart_by_its_constants(op) -> None:
+def test_every_variant_is_told_apart_by_its_constants(op):
     found = list(cuda.variants(op))
     assert len({tuple(v.constants.items()) for v in found}) == len(found)
     assert {(v.d, v.dv) for v in found} == {(d, dv) for d in (64, 128) for dv in (64, 128)}
 
 
-def test_cubins_are_kept_on_disk_by_source_and_architecture(tmp_path, monkeypatch) -> None:
+def test_cubins_are_kept_on_disk_by_source_and_architecture(tmp_path, monkeypatch):
     from nsa_kernels.cuda import nvrtc
 
     monkeypatch.setenv("NSA_KERNELS_CACHE", str(tmp_path))
     variant = min(cuda.variants("selection_rows"), key=lambda v: v.d + v.dv)
 
-    def kept() -> set[Path]:
+    def kept():
         return {p for p in tmp_path.rglob("*") if p.is_file()}
 
     first = cuda.cubin(variant, 90)
@@ -84,14 +82,14 @@ def test_cubins_are_kept_on_disk_by_source_and_architecture(tmp_path, monkeypatc
     assert len(kept()) == 3
 
 
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch) -> None:
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NSA_KERNELS_CACHE", str(tmp_path / "file"))
     variant = min(cuda.variants("selection_rows"), key=lambda v: v.d + v.dv)
     assert cuda.cubin(variant, 90).startswith(b"\x7fELF")
 
 
-def test_a_source_that_does_not_compile_says_where(monkeypatch) -> None:
+def test_a_source_that_does_not_compile_says_where(monkeypatch):
     from cuda.core._utils.cuda_utils import NVRTCError
     from nsa_kernels.cuda import nvrtc
 
@@ -103,7 +101,7 @@ def test_a_source_that_does_not_compile_says_where(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "why"), [(75, "need sm_80 or newer"), (99, "does not compile for sm_99")]
 )
-def test_gpus_it_cannot_serve(capability, why) -> None:
+def test_gpus_it_cannot_serve(capability, why):
     with pytest.raises(cuda.Unsupported, match=why):
         cuda.cubin(widest("selection_rows"), capability)
 
@@ -120,7 +118,7 @@ def test_gpus_it_cannot_serve(capability, why) -> None:
         ),
     ],
 )
-def test_without_a_compiler_it_is_unsupported(missing, why) -> None:
+def test_without_a_compiler_it_is_unsupported(missing, why):
     program = f"""
 import sys
 {missing}
@@ -134,12 +132,12 @@ except cuda.Unsupported as error:
     assert why in done.stdout and "install nsa-kernels[cuda]" in done.stdout, done
 
 
-def rows(d=64, dv=64, dtype=torch.float16) -> list[torch.Tensor]:
+def rows(d=64, dv=64, dtype=torch.float16):
     return [torch.zeros(shape, dtype=dtype) for shape in ((2, 4, d), (2, 30, d), (2, 30, dv))]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")
-def test_what_rows_refuses() -> None:
+def test_what_rows_refuses():
     q, k, v = rows()
     shifted = torch.zeros(2 * 30 * 64 + 1, dtype=torch.float16)[1:].view(2, 30, 64)
     wide = torch.zeros(2, 4, 68, dtype=torch.float16)
@@ -157,7 +155,7 @@ def test_what_rows_refuses() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")
-def test_what_ranges_refuses() -> None:
+def test_what_ranges_refuses():
     q = torch.zeros(1, 1, 1, 4, 64, dtype=torch.float16)
     k = torch.zeros(1, 1, 30, 64, dtype=torch.float16)
     spans = torch.zeros(1, 1, 1, 129, 2, dtype=torch.int32)
@@ -166,7 +164,7 @@ def test_what_ranges_refuses() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")
-def test_plans_of_another_shape_and_gradients_are_refused() -> None:
+def test_plans_of_another_shape_and_gradients_are_refused():
     q, k, v = rows()
     plan = cuda.plan_rows(q, k, v)
     longer = [torch.zeros(2, 700, 64, dtype=torch.float16) for _ in "kv"]

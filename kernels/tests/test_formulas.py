@@ -1,9 +1,5 @@
 """Each family's results and gradients against its formula in float64, over shapes and dtypes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import nsa_kernels
 import pytest
 import torch
@@ -24,7 +20,7 @@ ROWS = [
     {"b": 2, "hq": 3, "dv": 32, "n": 0},
 ]
 LENGTHS = [(5,), (0,), (0, 0, 0), (1, 0, 64, 65, 0), (700, 3, 0, 300), (0, 2000), (1,) * 40]
-SHAPES: dict[str, list[dict[str, Any]]] = {
+SHAPES = {
     "selection_rows": ROWS,
     "selection_rows_per_head": ROWS,
     "selection_varlen": [{"hq": 4, "d": 32, "dv": 48, "lengths": lengths} for lengths in LENGTHS],
@@ -74,11 +70,11 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("dtype", HERE)
 @pytest.mark.parametrize(("name", "sizes"), [(name, x) for name in SHAPES for x in SHAPES[name]])
-def test_shapes(name, sizes, dtype) -> None:
+def test_shapes(name, sizes, dtype):
     agree(name, make(name, **{"t": 1, **sizes}, dtype=dtype), dtype)
 
 
-def sizes_of(**strategies: Any) -> st.SearchStrategy[dict[str, Any]]:
+def sizes_of(**strategies):
     return st.fixed_dictionaries(strategies)
 
 
@@ -97,11 +93,11 @@ ANY = {
 @pytest.mark.parametrize("name", ANY)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
-def test_any_sizes(name, data, dtype) -> None:
+def test_any_sizes(name, data, dtype):
     agree(name, make(name, **{"t": 1, **data.draw(ANY[name])}, dtype=dtype), dtype)
 
 
-def lengths(most: int) -> st.SearchStrategy[list[int]]:
+def lengths(most):
     return st.lists(st.integers(0, most), min_size=1, max_size=4).filter(lambda x: sum(x) > 0)
 
 
@@ -136,18 +132,18 @@ PACKED = {
 @pytest.mark.parametrize("name", PACKED)
 @settings(max_examples=20 if DEVICE == "cuda" else 4, deadline=None)
 @given(data=st.data(), tail=st.sampled_from([0, 7]))
-def test_packed_sequences(name, data, tail) -> None:
+def test_packed_sequences(name, data, tail):
     of_lengths, of_sizes = PACKED[name]
     agree(name, packed(name, data.draw(of_lengths), tail=tail, **data.draw(of_sizes)))
 
 
-ODD: dict[str, dict[str, Any]] = {
+ODD = {
     "sliding_window": {"b": 2, "t": 64, "hq": 4, "window": 16},
     "block_selection_attention": {"t": 80, "hq": 4, "blocks": 4},
 }
 
 
-def odd(x: torch.Tensor) -> torch.Tensor:
+def odd(x):
     """Return x in rows at odd addresses, which no asynchronous copy can read."""
     room = x.new_zeros(*x.shape[:-1], x.shape[-1] + 1)
     return room[..., 1:].copy_(x)
@@ -155,7 +151,7 @@ def odd(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("narrower", [2, 4])
 @pytest.mark.parametrize("name", ODD)
-def test_narrow_values_at_odd_addresses(name, narrower) -> None:
+def test_narrow_values_at_odd_addresses(name, narrower):
     """For tiles of values that are narrower than tiles of keys, ptxas 12.8 reads a register that
     was never written."""
     assert value_columns(64, 64 // narrower, 2) == 64
@@ -178,7 +174,7 @@ span = st.tuples(st.integers(-20, 180), st.integers(-20, 180))
 )
 @example([(7, 3), (-9, -1), (200, 300)], torch.float32, torch.int32, 0.25, None)
 @example([(0, 150), (10, 20), (10, 20), (20, 30)], torch.float32, torch.int64, 0.25, 150)
-def test_any_spans(spans, dtype, integers, scale, hint) -> None:
+def test_any_spans(spans, dtype, integers, scale, hint):
     case = make("selection_ranges", t=1, n=150, dtype=dtype)
     of = torch.tensor(spans, dtype=integers, device=DEVICE).view(1, 1, 1, -1, 2)
     tensors = {**case.tensors, "ranges": of}

@@ -1,7 +1,5 @@
 """The kernels that only move bytes: gated sum, means of blocks, and the choice of blocks."""
 
-from __future__ import annotations
-
 import nsa_kernels
 import pytest
 import torch
@@ -14,14 +12,14 @@ from nsa_kernels.selection.blocks.plan import build_plan
 ROUNDED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
 
 
-def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+def draw(*shape, dtype=torch.float32, seed=0):
     return normal(dtype, seed + sum(shape))(*shape)
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("gates", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [{"t": 1}, {"b": 2, "t": 21, "d": 48}, {"t": 9, "d": 256}])
-def test_a_gated_sum_with_gates_of_any_dtype(dtype, gates, sizes) -> None:
+def test_a_gated_sum_with_gates_of_any_dtype(dtype, gates, sizes):
     case = make("gated_sum", **sizes, dtype=dtype)
     case.tensors["gates"] = case.tensors["gates"].to(gates)
     agree("gated_sum", case, dtype)
@@ -29,7 +27,7 @@ def test_a_gated_sum_with_gates_of_any_dtype(dtype, gates, sizes) -> None:
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize(("block", "stride"), [(32, 16), (8, 4), (4, 4), (12, 3), (3, 5), (1, 1)])
-def test_means_and_their_gradients(dtype, block, stride) -> None:
+def test_means_and_their_gradients(dtype, block, stride):
     k = draw(2, 70, 2, 24, dtype=dtype).requires_grad_()
     v = draw(2, 2, 70, 40, dtype=dtype).transpose(1, 2).requires_grad_()
     results = means_of_blocks(k, v, block, stride)
@@ -44,7 +42,7 @@ def test_means_and_their_gradients(dtype, block, stride) -> None:
         torch.testing.assert_close(a, b, atol=ROUNDED[dtype], rtol=2 * ROUNDED[dtype])
 
 
-def test_the_module_of_the_mean_is_the_same() -> None:
+def test_the_module_of_the_mean_is_the_same():
     from nsa_kernels.attention.compression import MeanCompression
 
     x = draw(1, 21, 2, 16)
@@ -60,7 +58,7 @@ LENGTHS = [7, 0, 8, 40, 3, 12]
 
 
 @pytest.mark.parametrize(("block", "stride"), [(8, 4), (4, 4)])
-def test_means_of_packed_sequences_stay_in_their_sequence(block, stride) -> None:
+def test_means_of_packed_sequences_stay_in_their_sequence(block, stride):
     cu = offsets(LENGTHS)
     total = int(cu[-1])
     k = draw(1, total + 9, 2, 16).requires_grad_()
@@ -86,7 +84,7 @@ def test_means_of_packed_sequences_stay_in_their_sequence(block, stride) -> None
         assert not a[:, total:].any()
 
 
-def test_a_mean_does_not_depend_on_where_its_program_begins() -> None:
+def test_a_mean_does_not_depend_on_where_its_program_begins():
     k, v = draw(1, 90, 1, 16), draw(1, 90, 1, 16)
     whole = launch_means(k, v, 8, 4, None, None)
     shifted = launch_means(k[:, 20:], v[:, 20:], 8, 4, None, None)
@@ -96,13 +94,11 @@ def test_a_mean_does_not_depend_on_where_its_program_begins() -> None:
 KINDS = ["few values", "hostile", *(["any", "all equal"] if DEVICE == "cuda" else [])]
 
 
-def choose_blocks(
-    of: torch.Tensor, count: int, block_size: int, cu_seqlens: torch.Tensor | None = None
-) -> torch.Tensor:
+def choose_blocks(of, count, block_size, cu_seqlens=None):
     return launch_top_n(of, count, block_size, 0, spans=False, cu_seqlens=cu_seqlens)
 
 
-def scores(kind: str, t: int, blocks: int) -> torch.Tensor:
+def scores(kind, t, blocks):
     x = draw(1, t, 2, blocks).exp()
     if kind == "few values":  # ties within a group, between groups, and at the last place
         x = (x * 2).round() / 2
@@ -130,7 +126,7 @@ def scores(kind: str, t: int, blocks: int) -> torch.Tensor:
         (4600, 3, 20, RowTiles(32, 2, 1)),
     ],
 )
-def test_chosen_blocks_are_those_of_a_stable_sort(kind, first, t, count, tiles) -> None:
+def test_chosen_blocks_are_those_of_a_stable_sort(kind, first, t, count, tiles):
     blocks = (first + t + 7) // 8
     given = scores(kind, t, blocks)
     want = naive_select_blocks(given, count, block_size=8, first_position=first)
@@ -145,7 +141,7 @@ def test_chosen_blocks_are_those_of_a_stable_sort(kind, first, t, count, tiles) 
 
 
 @pytest.mark.parametrize("local", [0, 1, 5])
-def test_blocks_with_another_number_of_last_ones(local) -> None:
+def test_blocks_with_another_number_of_last_ones(local):
     given = scores("few values", 60, 16)
     got = nsa_kernels.select_blocks(given, 7, block_size=4, local=local)
     want = naive_select_blocks(given, 7, block_size=4, local=local)
@@ -154,7 +150,7 @@ def test_blocks_with_another_number_of_last_ones(local) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_plan_of_what_a_top_n_chose_needs_no_look_for_repetitions(kind, packed) -> None:
+def test_a_plan_of_what_a_top_n_chose_needs_no_look_for_repetitions(kind, packed):
     given = scores(kind, 70, 9)
     cu = torch.tensor([0, 5, 40, 66], dtype=torch.int32, device=DEVICE) if packed else None
     chosen = choose_blocks(given, 7, 8, cu)
@@ -166,14 +162,14 @@ def test_a_plan_of_what_a_top_n_chose_needs_no_look_for_repetitions(kind, packed
     assert looked.count.sum() > 0
 
 
-def test_blocks_behind_a_query_are_never_read() -> None:
+def test_blocks_behind_a_query_are_never_read():
     given = scores("any", 48, 16)
     behind = torch.arange(16)[None, :] > torch.arange(48)[:, None] // 8
     hidden = given.masked_fill(behind[None, :, None].to(DEVICE), float("inf"))
     assert torch.equal(choose_blocks(given, 4, 8), choose_blocks(hidden, 4, 8))
 
 
-def test_blocks_of_packed_sequences_are_those_of_each_alone() -> None:
+def test_blocks_of_packed_sequences_are_those_of_each_alone():
     cu = offsets(LENGTHS)
     total = int(cu[-1])
     given = draw(1, total + 5, 2, 16).exp()

@@ -1,17 +1,14 @@
 """The gate: its choice, named fallbacks, report and settings."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle
 import sys
-from typing import Any
 
 import nsa_kernels
 import pytest
 import torch
-from cases import DEVICE, DTYPES, Case, doubled, make
+from cases import DEVICE, DTYPES, doubled, make
 from nsa_kernels import Policy
 from nsa_kernels.gate import api as gate
 from nsa_kernels.gate.policy import by_handle, choose
@@ -27,34 +24,34 @@ def _fresh_report():
     nsa_kernels.reset_routing_report()
 
 
-def drawn(**sizes: Any) -> Case:
+def drawn(**sizes):
     sizes = {"b": 2, "t": 2, "hq": 6, "h": 2, "dv": 24, "n": 70, "spans": 3, **sizes}
     return make("selection_attention", **sizes)
 
 
-def attend(case: Case, policy: Policy | None = None, **options: Any) -> torch.Tensor:
+def attend(case, policy=None, **options):
     return nsa_kernels.selection_attention(**case.tensors, policy=policy, **options)
 
 
-def is_right(out: torch.Tensor, case: Case) -> None:
+def is_right(out, case):
     torch.testing.assert_close(
         out.double(), case.formula(**doubled(case.tensors)), atol=2e-5, rtol=1e-3
     )
 
 
-def report() -> tuple[int, dict[str, int]]:
+def report():
     got = nsa_kernels.routing_report()
     assert got["fallback"] == sum(got["reasons"].values())
     return got["kernel"], got["reasons"]
 
 
-def broken(*args: Any, **kwargs: Any) -> None:
+def broken(*args, **kwargs):
     raise RuntimeError("no such kernel image")
 
 
 @pytest.mark.parametrize("policy", [Policy(), OFF])
 @pytest.mark.parametrize("hint", [None, 64])
-def test_both_routes_match_the_formula_and_are_counted(policy, hint) -> None:
+def test_both_routes_match_the_formula_and_are_counted(policy, hint):
     case = drawn()
     out = attend(case, policy, selected_len=hint)
     is_right(out, case)
@@ -74,7 +71,7 @@ def test_both_routes_match_the_formula_and_are_counted(policy, hint) -> None:
         (Policy(), {"d": 8}, "head_dim"),
     ],
 )
-def test_each_fallback_has_a_name_and_is_logged_once(policy, change, reason, caplog) -> None:
+def test_each_fallback_has_a_name_and_is_logged_once(policy, change, reason, caplog):
     case = drawn(**change)
     with caplog.at_level(logging.WARNING, logger="nsa_kernels"):
         for _ in range(3):
@@ -84,7 +81,7 @@ def test_each_fallback_has_a_name_and_is_logged_once(policy, change, reason, cap
     assert reason in nsa_kernels.routing_report()["texts"]
 
 
-def test_threshold_force_and_hint() -> None:
+def test_threshold_force_and_hint():
     q, k, v, _ = drawn().tensors.values()
     for policy, reason in (
         (Policy(min_len=70), None),
@@ -96,7 +93,7 @@ def test_threshold_force_and_hint() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["launch_ranges", "differentiable_ranges"])
-def test_an_error_in_the_kernel_is_an_error(launcher, monkeypatch) -> None:
+def test_an_error_in_the_kernel_is_an_error(launcher, monkeypatch):
     """A call that wants a gradient goes through the operator."""
     monkeypatch.setattr(gate, launcher, broken)
     case, wanted = drawn(), launcher == "differentiable_ranges"
@@ -112,7 +109,7 @@ def test_an_error_in_the_kernel_is_an_error(launcher, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("policy", [Policy(), OFF, Policy(on_error="fallback")])
-def test_a_call_that_is_refused_neither_falls_back_nor_counts(policy) -> None:
+def test_a_call_that_is_refused_neither_falls_back_nor_counts(policy):
     for key, change, error, message in (
         ("k", lambda x: x[:, :1], ValueError, "expected q"),
         ("ranges", torch.Tensor.float, TypeError, "int32"),
@@ -125,7 +122,7 @@ def test_a_call_that_is_refused_neither_falls_back_nor_counts(policy) -> None:
     assert report() == (0, {})
 
 
-def test_environment_is_read() -> None:
+def test_environment_is_read():
     policy = Policy.from_environment(
         {
             "NSA_USE_TRITON_SEL": "0",
@@ -162,7 +159,7 @@ def test_environment_is_read() -> None:
         ({"on_error": "ignore"}, "on_error"),
     ],
 )
-def test_settings_of_a_policy_that_are_none_are_refused(settings, message) -> None:
+def test_settings_of_a_policy_that_are_none_are_refused(settings, message):
     with pytest.raises(ValueError, match=f"Policy: .*{message}"):
         Policy(**settings)
 
@@ -174,7 +171,7 @@ runtime:
 """
 
 
-def test_a_thresholds_file_is_read(tmp_path) -> None:
+def test_a_thresholds_file_is_read(tmp_path):
     path = tmp_path / "thresholds.yaml"
     for text, want in (("256", 256), ("null", None), ("{A: 64, B: null}", {"A": 64, "B": None})):
         path.write_text(f"runtime: {{sel_triton_min_L: {text}}}\n")
@@ -201,7 +198,7 @@ def test_a_thresholds_file_is_read(tmp_path) -> None:
         ),
     ],
 )
-def test_a_malformed_thresholds_file_is_named(tmp_path, content, message) -> None:
+def test_a_malformed_thresholds_file_is_named(tmp_path, content, message):
     path = tmp_path / "thresholds.yaml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"thresholds.yaml.*{message}"):
@@ -218,12 +215,12 @@ def test_a_malformed_thresholds_file_is_named(tmp_path, content, message) -> Non
         ({"queue": None, "graph": {"cpu": None}}, (1 << 62, 7, 1 << 62)),
     ],
 )
-def test_a_regime_without_a_threshold_takes_the_next(by_regime, limits) -> None:
+def test_a_regime_without_a_threshold_takes_the_next(by_regime, limits):
     policy = Policy(min_len={"cpu": 7}, by_regime=by_regime)
     assert tuple(policy.limit(-1, regime) for regime in ("queue", "device", "graph")) == limits
 
 
-def test_each_regime_has_a_threshold(monkeypatch) -> None:
+def test_each_regime_has_a_threshold(monkeypatch):
     """Calls are eager, compiled, and captured, which is pretended here."""
     case, policy = drawn(), Policy(min_len=0, by_regime={"queue": 100, "device": 50})
     attend(case, policy, selected_len=70)
@@ -241,7 +238,7 @@ def test_each_regime_has_a_threshold(monkeypatch) -> None:
     assert nsa_kernels.routing_report()["regimes"] == {}
 
 
-def test_a_copied_policy_has_a_handle_of_its_own() -> None:
+def test_a_copied_policy_has_a_handle_of_its_own():
     """A handle is a place in the list of one process."""
     policy = Policy(enabled=False, min_len={"A": 64}, by_regime={"queue": 64}, debug_shapes=True)
     for other in (pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy)):
@@ -251,13 +248,13 @@ def test_a_copied_policy_has_a_handle_of_its_own() -> None:
     assert Policy(min_len=0, by_regime={"queue": 0}).always
 
 
-def test_choice_is_cheap() -> None:
+def test_choice_is_cheap():
     """The target is 1 us, which kernels/benchmarks/gate.py shows. Here calls are counted, since a
     busy machine takes longer."""
     q, k, v, _ = drawn().tensors.values()
     policy = Policy(min_len=1)
     choose(policy, q, k, v, 70)  # the name of a GPU is asked once
-    calls: list[object] = []
+    calls = []
     sys.setprofile(lambda _, event, what: calls.append(what) if event.endswith("call") else None)
     try:
         choose(policy, q, k, v, 70)
@@ -266,7 +263,7 @@ def test_choice_is_cheap() -> None:
     assert len(calls) <= 15, calls  # `choose` and what ends the count are two
 
 
-def test_debug_settings_log_and_change_nothing(caplog) -> None:
+def test_debug_settings_log_and_change_nothing(caplog):
     """A length hint does not limit the keys that the kernel and the debug comparison read."""
     case, policy = drawn(), Policy(debug_compare=True, debug_shapes=True)
     want = attend(case, selected_len=1)
@@ -278,7 +275,7 @@ def test_debug_settings_log_and_change_nothing(caplog) -> None:
     assert sum("shapes" in t for t in texts) == 1 and sum("difference" in t for t in texts) == 2
 
 
-def test_a_comparison_that_fails_is_logged_and_not_raised(monkeypatch, caplog) -> None:
+def test_a_comparison_that_fails_is_logged_and_not_raised(monkeypatch, caplog):
     monkeypatch.setattr(gate, "packed_sdpa", broken)
     with caplog.at_level(logging.WARNING, logger="nsa_kernels"):
         attend(drawn(), Policy(debug_compare=True))
@@ -286,14 +283,14 @@ def test_a_comparison_that_fails_is_logged_and_not_raised(monkeypatch, caplog) -
 
 
 @pytest.mark.parametrize("hint", [0, 1])
-def test_a_hint_that_is_too_small_is_an_error_in_the_fallback(hint) -> None:
+def test_a_hint_that_is_too_small_is_an_error_in_the_fallback(hint):
     if DEVICE == "cuda":
         pytest.skip("a failed device assertion would end the CUDA context")
     with pytest.raises(RuntimeError):
         nsa_kernels.packed_sdpa(**drawn().tensors, selected_len=hint)
 
 
-def test_nothing_selected_of_large_values_is_zero_with_zero_gradients() -> None:
+def test_nothing_selected_of_large_values_is_zero_with_zero_gradients():
     """The sum of the values is infinite in float16, and 0 times that is NaN."""
     case = drawn(dtype=torch.float16)
     leaves = {key: (case.tensors[key].abs() * 3e4).clamp(max=6e4) for key in case.leaves}
@@ -307,7 +304,7 @@ def test_nothing_selected_of_large_values_is_zero_with_zero_gradients() -> None:
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("policy", [Policy(), OFF])
-def test_autocast_changes_neither_dtype_nor_precision(policy, dtype) -> None:
+def test_autocast_changes_neither_dtype_nor_precision(policy, dtype):
     case = drawn(dtype=dtype)
     want, operator = attend(case, policy), torch.ops.nsa_kernels.selection_attention
     with torch.autocast(DEVICE, torch.bfloat16):
@@ -320,7 +317,7 @@ def test_autocast_changes_neither_dtype_nor_precision(policy, dtype) -> None:
     assert out.dtype == traced.dtype == wanted.dtype == leaf.grad.dtype == dtype
 
 
-def test_chosen_config_is_reported() -> None:
+def test_chosen_config_is_reported():
     tensors = drawn().tensors.values()
     config = nsa_kernels.chosen_config("selection_ranges", *tensors)
     assert config.block_l >= 16 and config.splits >= 1

@@ -1,10 +1,5 @@
 """Grids: CUDA takes 65,535 programs at most along the second and along the third axis."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import cases
 import nsa_kernels
 import pytest
@@ -16,19 +11,19 @@ LIMIT = 65_535
 Tensors = tuple[torch.Tensor, ...]
 
 
-def sequences(b: int, t: int, hq: int, h: int, d: int = 16) -> Tensors:
+def sequences(b, t, hq, h, d=16):
     """Return q, k, v and gates of uninitialised memory, which is never read."""
     of = torch.empty
     return of(b, t, hq, d), of(b, t, h, d), of(b, t, h, d), of(b, t, hq, 3)
 
 
-def spans(b: int, g: int) -> Tensors:
+def spans(b, g):
     ranges = torch.empty(b, 1, g, 1, 2, dtype=torch.int32)
     return torch.empty(b, 1, g, 1, 16), torch.empty(b, g, 1, 16), torch.empty(b, g, 1, 16), ranges
 
 
 WINDOW = sequences(LIMIT + 2, 1, 1, 1)[:3]
-CALLS: dict[str, tuple[Callable[..., Any], Tensors, int]] = {
+CALLS = {
     "window": (lambda *x: nsa_kernels.sliding_window(*x, window=4)[0], WINDOW, 3),
     "compressed": (
         lambda *x: nsa_kernels.compressed_attention(*x)[0],
@@ -65,10 +60,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Tensors, int]] = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels here are for the CPU")
 @pytest.mark.parametrize("name", CALLS)
-def test_no_grid_has_too_many_programs(name, monkeypatch) -> None:
-    grids: list[tuple[int, ...]] = []
+def test_no_grid_has_too_many_programs(name, monkeypatch):
+    grids = []
 
-    def note(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+    def note(kernel, grid):
         grids.append(grid)
         return lambda *_, **__: None
 
@@ -84,11 +79,11 @@ def test_no_grid_has_too_many_programs(name, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "name", ["sliding_window", "compressed_attention", "selection_ranges", "nsa_attention"]
 )
-def test_several_launches_compute_what_one_does(name, monkeypatch) -> None:
+def test_several_launches_compute_what_one_does(name, monkeypatch):
     """As if a grid took few programs: forward, backward and the choice of blocks."""
     case = cases.make(name, b=3, t=5)
 
-    def both() -> Tensors:
+    def both():
         given = {
             key: x.clone().requires_grad_() if x.is_floating_point() else x
             for key, x in case.tensors.items()
@@ -102,7 +97,7 @@ def test_several_launches_compute_what_one_does(name, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("heads", [1 << 15, 1 << 16])
-def test_too_many_heads_are_refused(heads: int) -> None:
+def test_too_many_heads_are_refused(heads):
     q, k, v, gates = sequences(1, 1, heads, 1)
     calls = (
         lambda: nsa_kernels.nsa_attention(q, k, v, gates),

@@ -2,12 +2,8 @@
 both directions of blocks; and that these kernels compile. Results are tested on such a GPU
 (``gpu/test_*_hopper*_gpu.py``)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,56 +32,49 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
-def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_hopper(monkeypatch):
     for of in (hopper, hopper_backward, backward, scoring):
         monkeypatch.setattr(of, "device_limits", lambda device: Device(132, SHARED_BYTES))
     for of in (hopper, scoring, blocks_backward):
         monkeypatch.setattr(of, "runs_gluon", lambda device: True)
 
 
-def note_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def note_launches(monkeypatch):
     """Return the names of kernels in Triton that are launched; nothing runs."""
-    names: list[str] = []
+    names = []
 
-    def note(kernel: Any, _: Any) -> Callable[..., None]:
+    def note(kernel, _):
         return lambda *arguments, **constants: names.append(kernel.fn.__name__)
 
     monkeypatch.setattr(KernelInterface, "__getitem__", note)
     return names
 
 
-def drawn(
-    t: int = T,
-    d: int = D,
-    n: int | None = None,
-    hq: int = HQ,
-    dtype: torch.dtype = torch.bfloat16,
-    b: int = 1,
-) -> Tensors:
+def drawn(t=T, d=D, n=None, hq=HQ, dtype=torch.bfloat16, b=1):
     """Return q, k, v and the gradient of the output, on no device."""
     sizes = ((t, hq), (t if n is None else n, H), (t if n is None else n, H), (t, hq))
     return tuple(torch.empty(b, *size, d, dtype=dtype, device="meta") for size in sizes)
 
 
-def heads_first(x: torch.Tensor) -> torch.Tensor:
+def heads_first(x):
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def shifted(x: torch.Tensor) -> torch.Tensor:
+def shifted(x):
     """Return a tensor of this shape 2 or 4 bytes behind an aligned address."""
     return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
 
 
-def one_token(x: torch.Tensor) -> torch.Tensor:
+def one_token(x):
     return x[:, :1].expand(x.shape)
 
 
-def longer_rows(x: torch.Tensor) -> torch.Tensor:
+def longer_rows(x):
     """Return a part of a projection of more heads."""
     return torch.cat([x, x], 2)[:, :, : x.shape[2]]
 
 
-def table() -> torch.Tensor:
+def table():
     return torch.empty(2, T, dtype=torch.int32, device="meta")
 
 
@@ -105,7 +94,7 @@ def table() -> torch.Tensor:
         ({"hq": 4}, False, False),
     ],
 )
-def test_sizes_of_bands_and_scores(sizes, of_band: bool, of_scores: bool) -> None:
+def test_sizes_of_bands_and_scores(sizes, of_band, of_scores):
     for band in (WINDOW, COMPRESSED):
         assert hopper.fits(*drawn(**sizes)[:3], band) == of_band
     q, k, *_ = drawn(**{"n": 255, **sizes})
@@ -117,8 +106,8 @@ def test_sizes_of_bands_and_scores(sizes, of_band: bool, of_scores: bool) -> Non
     [(longer_rows, True), (heads_first, False), (one_token, False), (shifted, False)],
 )
 @pytest.mark.parametrize("which", range(4))
-def test_layouts_of_bands_and_scores(which: int, change: Change, fits: bool) -> None:
-    def changed(n: int) -> Tensors:
+def test_layouts_of_bands_and_scores(which, change, fits):
+    def changed(n):
         return tuple(change(x) if i == which else x for i, x in enumerate(drawn(n=n)))
 
     assert hopper_backward.fits(*changed(T), WINDOW) == fits
@@ -126,7 +115,7 @@ def test_layouts_of_bands_and_scores(which: int, change: Change, fits: bool) -> 
     assert scoring.fits(*changed(255)[:2], COMPRESSED, 64) == (fits or which > 1)
 
 
-def test_packed_sequences_and_blocks_of_other_sizes_go_to_triton() -> None:
+def test_packed_sequences_and_blocks_of_other_sizes_go_to_triton():
     q, k, v, _ = drawn()
     assert not hopper.fits(q, k, v, Band(1, 1, 512, table(), table(), 3))
     assert not hopper.fits(q, k, drawn(d=64)[2], WINDOW)
@@ -137,9 +126,7 @@ def test_packed_sequences_and_blocks_of_other_sizes_go_to_triton() -> None:
     assert not runs_gluon(torch.device("cpu"))
 
 
-def test_scores_of_given_tiles_are_tritons_and_those_of_all_blocks_are_cleared_first(
-    monkeypatch,
-) -> None:
+def test_scores_of_given_tiles_are_tritons_and_those_of_all_blocks_are_cleared_first(monkeypatch):
     taken = note_launches(monkeypatch)
     monkeypatch.setattr(scoring, "launch_scores", lambda *_: taken.append("hopper"))
     monkeypatch.setattr(module, "clear", lambda _: taken.append("clear"))
@@ -154,7 +141,7 @@ def test_scores_of_given_tiles_are_tritons_and_those_of_all_blocks_are_cleared_f
 
 
 @pytest.mark.parametrize("t", [1, 64, 1984, 3968, 3969, 4096, 20001])
-def test_pieces_are_tiles_of_queries_with_the_pairs_that_they_see(t: int) -> None:
+def test_pieces_are_tiles_of_queries_with_the_pairs_that_they_see(t):
     seen = sum(tile // scoring.PAIR + 1 for tile in range(-(-t // scoring.ROWS)))
     assert scoring.pieces_of(t, 3) == 3 * seen
 
@@ -180,7 +167,7 @@ def test_pieces_are_tiles_of_queries_with_the_pairs_that_they_see(t: int) -> Non
         ({"band": Band(1, 1, 512, table(), table(), 3)}, OF_TRITON),
     ],
 )
-def test_backwards_of_branches_of_a_gated_sum(changed, launched, monkeypatch) -> None:
+def test_backwards_of_branches_of_a_gated_sum(changed, launched, monkeypatch):
     given = {"tensors": drawn(), "band": WINDOW, "gated": True, "tiles": None, **changed}
     names = note_launches(monkeypatch)
     for name in BOTH:
@@ -193,9 +180,7 @@ def test_backwards_of_branches_of_a_gated_sum(changed, launched, monkeypatch) ->
     assert set(names) == launched
 
 
-def of_blocks(
-    hq: int = 16, h: int = 4, d: int = D, dv: int = D, dtype: Any = torch.bfloat16, n: int = 70
-) -> Tensors:
+def of_blocks(hq=16, h=4, d=D, dv=D, dtype=torch.bfloat16, n=70):
     """Return q, k, v, lse and the gradient of the output, on no device."""
     room = [(hq, d), (h, d), (h, dv), (hq, dv)]
     q, k, v, do = (torch.empty(n, *x, dtype=dtype, device="meta") for x in room)
@@ -213,14 +198,14 @@ def of_blocks(
         *((x, False, False) for x in ({"dv": 32}, {"hq": 12}, {"hq": 128, "h": 1})),
     ],
 )
-def test_sizes_of_blocks(sizes, forward: bool, backward: bool) -> None:
+def test_sizes_of_blocks(sizes, forward, backward):
     given = of_blocks(**sizes)
     for size in (64, 32):
         assert hopper_fits(*given[:3], size) == (forward and size == 64)
         assert hopper_backward_fits(*given, size) == (backward and size == 64)
 
 
-LAYOUTS: dict[str, tuple[Change, bool, bool]] = {
+LAYOUTS = {
     "a part": (lambda room: room[..., :D], True, True),
     "16 bytes further": (lambda room: room[..., 8 : 8 + D], True, True),
     "8 bytes further": (lambda room: room[..., 4 : 4 + D], False, False),
@@ -241,7 +226,7 @@ LAYOUTS: dict[str, tuple[Change, bool, bool]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_of_blocks(name: str) -> None:
+def test_layouts_of_blocks(name):
     """Heads of q and of the gradient must be rows for the backward."""
     change, forward, backward = LAYOUTS[name]
     for which in (0, 1, 2, 4):
@@ -257,7 +242,7 @@ def test_layouts_of_blocks(name: str) -> None:
     ("sizes", "block_size"),
     [({"d": 64, "dv": 64}, 64), ({"hq": 12}, 64), ({"dtype": torch.float32}, 64), ({}, 32)],
 )
-def test_backwards_of_blocks_that_go_to_triton(sizes, block_size: int, monkeypatch) -> None:
+def test_backwards_of_blocks_that_go_to_triton(sizes, block_size, monkeypatch):
     q, k, v, lse, do = of_blocks(**sizes)
     n, h = k.shape[:2]
     names = note_launches(monkeypatch)
@@ -282,8 +267,8 @@ include:
 
 
 @pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")
-def test_all_kernels_compile_and_fit_and_nothing_else_has_them(tmp_path: Path) -> None:
-    of_all: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
+def test_all_kernels_compile_and_fit_and_nothing_else_has_them(tmp_path):
+    of_all = defaultdict(list)
     for row in compiled(tmp_path, MATRIX, "sm_89,sm_90"):
         of_all[row["implementation"], row["architecture"], row["kernel"]].append(row)
     bands = {f"band_hopper{of}_kernel" for of in ("", "_dq", "_dkv")}

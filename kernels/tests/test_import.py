@@ -1,7 +1,5 @@
 """Importing the package is cheap: it loads no module of torch that most programs never use."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -20,7 +18,7 @@ import nsa_kernels
 """
 
 
-def test_an_import_loads_no_other_library_and_says_that_triton_is_missing() -> None:
+def test_an_import_loads_no_other_library_and_says_that_triton_is_missing():
     """The compiler takes 0.9 s, which every fresh worker and every program would pay, and
     Transformers longer."""
     done = subprocess.run(

@@ -1,11 +1,7 @@
 """Launches: what tells one kind of launch from another, and calls that are replayed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
 
 import cases
@@ -29,11 +25,11 @@ def weighted_kernel(out_ptr, x_ptr, y_ptr, n, weight, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, x + weight * y, mask=at < n)
 
 
-def weigh(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weight: float) -> None:
+def weigh(out, x, y, weight):
     weighted_kernel[(-(-x.numel() // 16),)](out, x, y, x.numel(), weight, BLOCK=16)
 
 
-def chain(x: torch.Tensor, y: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+def chain(x, y, weight):
     """Two results, the first a part of what was allocated, and memory in between."""
     once = torch.empty((2, *x.shape), dtype=x.dtype, device=x.device)
     twice, result = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
@@ -43,25 +39,25 @@ def chain(x: torch.Tensor, y: torch.Tensor, weight: float) -> tuple[torch.Tensor
     return once[1], result
 
 
-def want(x: torch.Tensor, y: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+def want(x, y, weight):
     once = x + weight * y
     return once, (once + weight * y) + weight * x
 
 
-def randn(*size: int) -> torch.Tensor:
+def randn(*size):
     return torch.randn(size).to(DEVICE)
 
 
-def programs(of: Any) -> list[Any]:
+def programs(of):
     return [p for p in of.programs.values() if isinstance(p, replay.Program)]
 
 
-def check(call: Callable[..., Any], *args: Any) -> None:
+def check(call, *args):
     for a, b in zip(call(*args), want(*args), strict=True):
         torch.testing.assert_close(a, b)
 
 
-def test_a_replayed_call_works_on_the_values_of_its_own_arguments() -> None:
+def test_a_replayed_call_works_on_the_values_of_its_own_arguments():
     call = replayed(chain)
     for _ in range(4):
         check(call, randn(5, 7), randn(5, 7), 2.0)
@@ -72,7 +68,7 @@ def test_a_replayed_call_works_on_the_values_of_its_own_arguments() -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
 
 
-def test_a_replayed_function_inside_another_one_is_recorded_with_it() -> None:
+def test_a_replayed_function_inside_another_one_is_recorded_with_it():
     inner = replayed(chain)
     outer = replayed(lambda x, y, weight: inner(x, y, weight)[::-1])
     for _ in range(4):
@@ -85,7 +81,7 @@ def test_a_replayed_function_inside_another_one_is_recorded_with_it() -> None:
     assert len(program.launches) == 3
 
 
-def test_what_is_on_no_device_is_not_taken_for_what_is_on_the_cpu() -> None:
+def test_what_is_on_no_device_is_not_taken_for_what_is_on_the_cpu():
     call = replayed(chain)
     for _ in range(3):
         check(call, randn(5, 7), randn(5, 7), 2.0)
@@ -97,7 +93,7 @@ def test_what_is_on_no_device_is_not_taken_for_what_is_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("record_on_one", [True, False])
-def test_arguments_of_one_storage_are_told_apart(record_on_one) -> None:
+def test_arguments_of_one_storage_are_told_apart(record_on_one):
     call = replayed(chain)
     both = randn(2, 32)
     x = randn(32)
@@ -110,7 +106,7 @@ def test_arguments_of_one_storage_are_told_apart(record_on_one) -> None:
     check(call, x, x, 3.0)
 
 
-def test_other_strides_alignments_and_numbers_are_other_programs() -> None:
+def test_other_strides_alignments_and_numbers_are_other_programs():
     call = replayed(chain)
     room = randn(80)
     for x, y in ((randn(16), randn(16)), (room[1:17], randn(16)), (randn(16), room[1:17])):
@@ -120,25 +116,25 @@ def test_other_strides_alignments_and_numbers_are_other_programs() -> None:
     assert len(programs(call)) == 6
 
 
-def test_what_torch_does_on_the_way_is_not_replayed() -> None:
-    def copies(x: torch.Tensor, weight: float) -> torch.Tensor:
+def test_what_torch_does_on_the_way_is_not_replayed():
+    def copies(x, weight):
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         weigh(out, x, x.contiguous(), weight)
         return out
 
-    def fills(x: torch.Tensor, weight: float) -> torch.Tensor:
+    def fills(x, weight):
         return torch.empty(x.shape, dtype=x.dtype, device=x.device).zero_()
 
-    def fills_a_part(x: torch.Tensor, weight: float) -> torch.Tensor:
+    def fills_a_part(x, weight):
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         weigh(out, x, x, weight)
         out.view(-1)[:3].zero_()
         return out
 
-    def gives_its_own(x: torch.Tensor, weight: float) -> torch.Tensor:
+    def gives_its_own(x, weight):
         return x * weight
 
-    def gives_an_argument(x: torch.Tensor, weight: float) -> torch.Tensor:
+    def gives_an_argument(x, weight):
         return x
 
     for body in (copies, fills, fills_a_part, gives_its_own, gives_an_argument):
@@ -150,14 +146,14 @@ def test_what_torch_does_on_the_way_is_not_replayed() -> None:
         assert not programs(call), body.__name__
 
 
-def negative(x: torch.Tensor) -> torch.Tensor:
+def negative(x):
     """Return a view that equals x but is stored as its negative."""
     view = torch._neg_view(-x)
     assert view.is_neg() and torch.equal(view, x)
     return view
 
 
-def test_a_replayed_call_reads_a_negative_view_as_what_it_stands_for() -> None:
+def test_a_replayed_call_reads_a_negative_view_as_what_it_stands_for():
     call = replayed(chain)
     x, y = randn(6, 8), randn(6, 8)
     for _ in range(3):
@@ -169,7 +165,7 @@ def test_a_replayed_call_reads_a_negative_view_as_what_it_stands_for() -> None:
 
 @pytest.mark.parametrize("minus", [False, True], ids=["as it is", "negative"])
 @pytest.mark.parametrize("of", ["rows", "transposed", "with gaps", "expanded", "nothing"])
-def test_a_launch_reads_elements_of_the_last_dimension_side_by_side(of, minus) -> None:
+def test_a_launch_reads_elements_of_the_last_dimension_side_by_side(of, minus):
     x = negative(randn(8, 8)) if minus else randn(8, 8)
     x = {
         "rows": lambda: x[1::2, 3:6],
@@ -185,7 +181,7 @@ def test_a_launch_reads_elements_of_the_last_dimension_side_by_side(of, minus) -
 
 
 @pytest.mark.parametrize("call", ["sliding_window", "block_selection_attention", "nsa_attention"])
-def test_a_negative_gradient_is_read_as_what_it_stands_for(call) -> None:
+def test_a_negative_gradient_is_read_as_what_it_stands_for(call):
     case = cases.make(call, t=5)
     leaves = [x.requires_grad_() for x in case.tensors.values() if x.is_floating_point()]
     out = cases.results(case.call(**case.tensors))[0]
@@ -196,14 +192,14 @@ def test_a_negative_gradient_is_read_as_what_it_stands_for(call) -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_a_call_that_wants_a_gradient_is_never_replayed() -> None:
+def test_a_call_that_wants_a_gradient_is_never_replayed():
     call = replayed(chain)
     x, y = randn(16), randn(16)
     for _ in range(3):
         check(call, x, y, 2.0)
-    seen: list[bool] = []
+    seen = []
 
-    def watched(x: torch.Tensor) -> torch.Tensor:
+    def watched(x):
         seen.append(x.requires_grad)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         weigh(out, x, x, 1.0)
@@ -220,8 +216,8 @@ def test_a_call_that_wants_a_gradient_is_never_replayed() -> None:
     assert len(seen) == 5
 
 
-def test_an_error_is_raised_by_every_call() -> None:
-    def refuses(x: torch.Tensor) -> torch.Tensor:
+def test_an_error_is_raised_by_every_call():
+    def refuses(x):
         raise ValueError("no")
 
     call = replayed(refuses)
@@ -237,8 +233,8 @@ def undefined_kernel(x_ptr):
 
 @pytest.mark.parametrize("decorate", [on_its_device, replayed])
 @pytest.mark.parametrize("failure", ["compiler", "launcher"])
-def test_an_error_of_triton_is_the_cause_of_one_of_ours(decorate, failure) -> None:
-    def launches(x: torch.Tensor) -> torch.Tensor:
+def test_an_error_of_triton_is_the_cause_of_one_of_ours(decorate, failure):
+    def launches(x):
         if failure == "launcher":
             raise OutOfResources(300_000, 232_448, "shared memory")
         undefined_kernel[(1,)](x)
@@ -250,15 +246,15 @@ def test_an_error_of_triton_is_the_cause_of_one_of_ours(decorate, failure) -> No
         assert type(caught.value) is RuntimeError and caught.value.__cause__ is not None
 
 
-def test_an_error_that_is_not_of_triton_stays_what_it_is() -> None:
-    def allocates(x: torch.Tensor) -> torch.Tensor:
+def test_an_error_that_is_not_of_triton_stays_what_it_is():
+    def allocates(x):
         raise torch.cuda.OutOfMemoryError("300 GiB")
 
     with pytest.raises(torch.cuda.OutOfMemoryError, match="300 GiB"):
         on_its_device(allocates)(randn(4))
 
 
-def test_a_replay_in_inference_mode_gives_what_such_a_call_gives() -> None:
+def test_a_replay_in_inference_mode_gives_what_such_a_call_gives():
     call = replayed(chain)
     with torch.inference_mode():
         for _ in range(4):
@@ -267,8 +263,8 @@ def test_a_replay_in_inference_mode_gives_what_such_a_call_gives() -> None:
         assert results[1].is_inference() and programs(call)
 
 
-def test_what_is_not_needed_at_the_same_time_shares_memory() -> None:
-    def long(x: torch.Tensor, y: torch.Tensor, weight: float) -> torch.Tensor:
+def test_what_is_not_needed_at_the_same_time_shares_memory():
+    def long(x, y, weight):
         for _ in range(5):
             out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
             weigh(out, x, y, weight)
@@ -284,19 +280,19 @@ def test_what_is_not_needed_at_the_same_time_shares_memory() -> None:
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[mock.Mock]:
+def counted():
     """Count the calls that are replayed."""
     launches = mock.Mock(wraps=replay.Program.__call__)
     with mock.patch.object(replay.Program, "__call__", lambda *args: launches(*args)):
         yield launches
 
 
-def test_a_call_whose_kernel_has_a_hook_is_not_replayed() -> None:
+def test_a_call_whose_kernel_has_a_hook_is_not_replayed():
     call = replayed(chain)
     x, y = randn(4, 5), randn(4, 5)
     for _ in range(3):
         check(call, x, y, 2.0)
-    seen: list[Any] = []
+    seen = []
     weighted_kernel.add_pre_run_hook(lambda *args, **kwargs: seen.append(args))
     try:
         with counted() as launches:
@@ -318,7 +314,7 @@ NOT_REPLAYED = {
 
 
 @pytest.mark.parametrize("name", [call for call in CALLS if call not in NOT_REPLAYED])
-def test_every_public_call_is_replayed_as_one(name) -> None:
+def test_every_public_call_is_replayed_as_one(name):
     case = cases.make(name, b=2)
     for turn in range(4):
         tensors = {
@@ -345,7 +341,7 @@ PACKED = ("sliding_window", "nsa_attention")
 @pytest.mark.parametrize(
     ("name", "packed"), [(name, False) for name in BACKWARDS] + [(name, True) for name in PACKED]
 )
-def test_every_backward_is_replayed(name, packed) -> None:
+def test_every_backward_is_replayed(name, packed):
     case = cases.make(name, b=1 if packed else 2, t=5)
     cu = {"cu_seqlens": cases.offsets((2, 3))} if packed else {}
     for turn in range(3):

@@ -1,7 +1,5 @@
 """``NSAttention`` against the paper in plain PyTorch, and itself by tokens."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import nsa_kernels
@@ -16,17 +14,17 @@ from nsa_kernels.scoring import top_n
 SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 20}
 
 
-def layer(compression: str = "mean", **sizes) -> NSAttention:
+def layer(compression="mean", **sizes):
     torch.manual_seed(0)
     options = {**SIZES, **sizes}
     return NSAttention(24, 4, 2, 16, compression=compression, **options).to(DEVICE)
 
 
-def tokens(t: int, b: int = 2) -> torch.Tensor:
+def tokens(t, b=2):
     return 2 * torch.randn(b, t, 24, generator=torch.Generator().manual_seed(t)).to(DEVICE)
 
 
-def by_the_paper(of: NSAttention, x: torch.Tensor) -> torch.Tensor:
+def by_the_paper(of, x):
     q, k, v, gates = of.project(x)
     out = naive_nsa(q, k, v, of.compress_k(k), of.compress_v(v), gates, **SIZES)
     return of.to_out(out.flatten(-2))
@@ -34,13 +32,13 @@ def by_the_paper(of: NSAttention, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("compression", ["mean", "mlp"])
 @pytest.mark.parametrize("t", [1, 7, 8, 70])
-def test_prefill_is_the_paper(compression, t) -> None:
+def test_prefill_is_the_paper(compression, t):
     of, x = layer(compression), tokens(t)
     with torch.no_grad():
         torch.testing.assert_close(of(x), by_the_paper(of, x), atol=2e-5, rtol=1e-4)
 
 
-def test_gradients_are_those_of_the_paper() -> None:
+def test_gradients_are_those_of_the_paper():
     of = layer("mlp")
     names, leaves = zip(*of.named_parameters(), strict=True)
     x, weight = tokens(40, b=1), tokens(41, b=1)[:, :40]
@@ -50,7 +48,7 @@ def test_gradients_are_those_of_the_paper() -> None:
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_cache_grows_in_place() -> None:
+def test_cache_grows_in_place():
     of, x, cache = layer(), tokens(12), layer().cache(room=10)
     with torch.no_grad():
         of(x[:, :6], cache)
@@ -63,7 +61,7 @@ def test_cache_grows_in_place() -> None:
     assert cache.k.data_ptr() != at and torch.equal(cache.k[:, :, :7], before)
 
 
-def test_a_prompt_may_come_in_chunks_and_tokens_between() -> None:
+def test_a_prompt_may_come_in_chunks_and_tokens_between():
     of, x = layer("mlp"), tokens(30)
     with torch.no_grad():
         whole, cache = of(x), of.cache(room=4)
@@ -73,14 +71,14 @@ def test_a_prompt_may_come_in_chunks_and_tokens_between() -> None:
     assert cache.tokens == 30 and cache.compressed == (30 - 8) // 4 + 1
 
 
-def test_a_cache_of_another_batch_is_refused() -> None:
+def test_a_cache_of_another_batch_is_refused():
     of, x, cache = layer(), tokens(6), layer().cache()
     of(x, cache)
     with torch.no_grad(), pytest.raises(ValueError, match="it holds"):
         of(tokens(1, b=1), cache)
 
 
-def test_a_failing_step_leaves_the_cache_as_it_was() -> None:
+def test_a_failing_step_leaves_the_cache_as_it_was():
     of, x = layer(), tokens(12)
     cache = of.cache(room=4)
     wrong = layer().double()
@@ -98,7 +96,7 @@ def test_a_failing_step_leaves_the_cache_as_it_was() -> None:
         torch.testing.assert_close(torch.cat(steps, 1), of(x), atol=2e-5, rtol=1e-4)
 
 
-def test_fixed_gates_move_with_the_layer_and_are_no_weights() -> None:
+def test_fixed_gates_move_with_the_layer_and_are_no_weights():
     with torch.device("meta"):
         of = NSAttention(24, 4, 2, 16, gates=(0.0, 0.2, 0.75))
     of.to_empty(device=DEVICE)
@@ -107,7 +105,7 @@ def test_fixed_gates_move_with_the_layer_and_are_no_weights() -> None:
     assert gates.dtype == torch.float64 and gates[0, 0, 0].tolist() == [0.0, 0.2, 0.75]
 
 
-def test_keys_and_values_of_a_cache_are_of_the_same_tokens() -> None:
+def test_keys_and_values_of_a_cache_are_of_the_same_tokens():
     cache, compress = nsa_kernels.NSACache(), layer().compress_k
     k = torch.zeros(1, 3, 2, 16, device=DEVICE)
     with pytest.raises(ValueError, match="not of the same tokens"):
@@ -117,7 +115,7 @@ def test_keys_and_values_of_a_cache_are_of_the_same_tokens() -> None:
     assert cache.k.shape == cache.v.shape == (1, 2, 3, 16)
 
 
-def test_a_cache_of_other_strides_is_refused_with_both_pairs() -> None:
+def test_a_cache_of_other_strides_is_refused_with_both_pairs():
     """Compressed keys of another stride left uninitialised memory in the cache."""
     of, x = layer(), tokens(40, b=1)
     cache = layer(block=16, stride=8).cache()
@@ -127,7 +125,7 @@ def test_a_cache_of_other_strides_is_refused_with_both_pairs() -> None:
 
 
 @pytest.mark.parametrize("keys", [1, 3])
-def test_what_compression_gives_is_counted(keys) -> None:
+def test_what_compression_gives_is_counted(keys):
     cache = nsa_kernels.NSACache(block=8, stride=4)
     k = torch.zeros(1, 12, 2, 16, device=DEVICE)  # two blocks of 8, 4 apart
     with pytest.raises(ValueError, match=rf"compress_v.* 2 compressed .* \(1, {keys}, 2, 16\)"):
@@ -137,7 +135,7 @@ def test_what_compression_gives_is_counted(keys) -> None:
     assert cache.k_cmp.shape == (1, 2, 2, 16)
 
 
-def test_an_empty_batch_goes_through_an_mlp() -> None:
+def test_an_empty_batch_goes_through_an_mlp():
     of, x = layer("mlp"), tokens(20, b=1)[:0]
     of(x).sum().backward()
     with torch.no_grad():
@@ -147,7 +145,7 @@ def test_an_empty_batch_goes_through_an_mlp() -> None:
 
 
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
-def test_a_cache_is_filled_and_read_in_either_mode_without_gradients(first) -> None:
+def test_a_cache_is_filled_and_read_in_either_mode_without_gradients(first):
     then = torch.no_grad if first is torch.inference_mode else torch.inference_mode
     of, x = layer(), tokens(30, b=1)
     with torch.no_grad():
@@ -187,7 +185,7 @@ def test_a_cache_is_filled_and_read_in_either_mode_without_gradients(first) -> N
         ({"gates": 1.0}, "gates are three numbers"),
     ],
 )
-def test_what_is_no_size_is_refused_when_the_layer_is_made(sizes, word) -> None:
+def test_what_is_no_size_is_refused_when_the_layer_is_made(sizes, word):
     all_sizes = {"dim": 24, "heads": 4, "kv_heads": 2, "head_dim": 16, **SIZES, **sizes}
     with pytest.raises(ValueError, match=f"NSAttention: {word}"):
         NSAttention(**all_sizes)
@@ -196,7 +194,7 @@ def test_what_is_no_size_is_refused_when_the_layer_is_made(sizes, word) -> None:
 @pytest.mark.parametrize(
     "sizes", [{"room": -5}, {"room": 0}, {"block": 0}, {"stride": 2.5}, {"block": 6, "stride": 4}]
 )
-def test_a_cache_of_no_size_is_refused(sizes) -> None:
+def test_a_cache_of_no_size_is_refused(sizes):
     with pytest.raises(ValueError, match=f"NSACache: .*{next(iter(sizes))}"):
         nsa_kernels.NSACache(**sizes)
     with pytest.raises(ValueError, match="NSACache: room"):
@@ -204,7 +202,7 @@ def test_a_cache_of_no_size_is_refused(sizes) -> None:
 
 
 @pytest.mark.parametrize("name", ["k", "v", "k_cmp", "v_cmp"])
-def test_an_empty_cache_says_that_it_is_empty(name) -> None:
+def test_an_empty_cache_says_that_it_is_empty(name):
     with pytest.raises(
         ValueError, match=f"NSACache: nothing was appended yet, so there is no {name}"
     ):
@@ -212,19 +210,19 @@ def test_an_empty_cache_says_that_it_is_empty(name) -> None:
 
 
 @pytest.mark.parametrize("x", [torch.zeros(3, 24), torch.zeros(1, 3, 25), torch.zeros(())])
-def test_an_input_of_another_shape_is_refused(x) -> None:
+def test_an_input_of_another_shape_is_refused(x):
     with pytest.raises(ValueError, match=r"NSAttention: expected x \[B,T,24\]"):
         layer()(x.to(DEVICE))
 
 
-def test_packed_sequences_need_a_mean() -> None:
+def test_packed_sequences_need_a_mean():
     cu = torch.tensor([0, 23, 60], dtype=torch.int32, device=DEVICE)
     with torch.no_grad(), pytest.raises(ValueError, match="packed sequences need compression"):
         layer("mlp")(tokens(60, b=1), cu_seqlens=cu)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_a_gradient_that_a_weight_wants_is_not_lost_behind_a_cache(chunk: int) -> None:
+def test_a_gradient_that_a_weight_wants_is_not_lost_behind_a_cache(chunk):
     of, x = layer(), tokens(9)
     cache = of.cache()
     of(x[:, :6], cache)
@@ -235,7 +233,7 @@ def test_a_gradient_that_a_weight_wants_is_not_lost_behind_a_cache(chunk: int) -
     assert not of(x[:, 6 : 6 + chunk], cache).requires_grad
 
 
-def test_a_cache_may_grow_beyond_what_a_step_selects_from(monkeypatch) -> None:
+def test_a_cache_may_grow_beyond_what_a_step_selects_from(monkeypatch):
     """Its room is doubled, so that it was refused at half of the tokens."""
     monkeypatch.setattr(attention_layer, "MAX_BLOCKS", 3, raising=False)
     monkeypatch.setattr(top_n, "MAX_BLOCKS", 3)

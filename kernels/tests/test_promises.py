@@ -1,15 +1,10 @@
 """What every call promises alike: layouts, equal bits, gradients, torch.func, torch.compile."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import conformance
 import nsa_kernels
 import pytest
 import torch
-from cases import DEVICE, Case, Tensors, agree, gradients, ints, make, offsets, packed, results
+from cases import DEVICE, agree, gradients, ints, make, offsets, packed, results
 from nsa_kernels import Policy
 
 DIFFERENTIABLE = [
@@ -18,7 +13,7 @@ DIFFERENTIABLE = [
     if name not in (*conformance.NO_BACKWARD, "nsa_attention with fewer queries", "select_blocks")
 ]
 FUNCTIONS = [name for name in conformance.CALLS if not name.startswith("NSAttention")]
-LARGER: dict[str, dict[str, int]] = {
+LARGER = {
     "selection_rows": {"b": 2, "t": 1, "n": 700, "d": 64, "dv": 64},  # in several shares
     "selection_varlen": {"t": 3, "n": 700},
     "selection_ranges": {"t": 3, "n": 150, "spans": 4},
@@ -28,7 +23,7 @@ LARGER: dict[str, dict[str, int]] = {
 }
 
 
-def both_ways(name: str, tensors: dict[str, Any], call: Callable[..., Any]) -> Tensors:
+def both_ways(name, tensors, call):
     """Return results and gradients."""
     given = dict(tensors)
     leaves = [key for key, x in given.items() if x.is_floating_point() and name in DIFFERENTIABLE]
@@ -38,13 +33,13 @@ def both_ways(name: str, tensors: dict[str, Any], call: Callable[..., Any]) -> T
     return *(x.detach() for x in found), *gradients(found, [given[key] for key in leaves])
 
 
-def reversed_in_memory(x: torch.Tensor) -> torch.Tensor:
+def reversed_in_memory(x):
     axes = tuple(reversed(range(x.dim())))
     return x.permute(axes).contiguous().permute(axes)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_runs_agree_in_any_layout_and_keep_their_inputs(name) -> None:
+def test_runs_agree_in_any_layout_and_keep_their_inputs(name):
     case = make(name, **{"t": 70, **LARGER.get(name, {})})
     before = {key: x.clone() for key, x in case.tensors.items()}
     odd = {key: reversed_in_memory(x) for key, x in case.tensors.items()}
@@ -62,25 +57,23 @@ def test_runs_agree_in_any_layout_and_keep_their_inputs(name) -> None:
     "name",
     [x for x in conformance.CALLS if x not in ("decode_step", "nsa_attention with fewer queries")],
 )
-def test_no_tokens_give_nothing(name, entries) -> None:
+def test_no_tokens_give_nothing(name, entries):
     agree(name, make(name, b=entries, t=0))
 
 
-def unseen_spans() -> tuple[Case, int, list[int]]:
+def unseen_spans():
     case = make("selection_ranges", t=3, n=80)
     case.tensors["ranges"] = ints(0, 20, 5, 9, 70, 80).view(1, 3, 1, 1, 2)
     return case, 2, [*range(20, 70)]
 
 
-def unseen_blocks() -> tuple[Case, int, list[int]]:
+def unseen_blocks():
     case = make("block_selection_attention", t=96)
     case.tensors["block_indices"] = ints(0, 1, -1, 4).expand(1, 96, 1, 4).contiguous()
     return case, 1, [*range(32, 64), *range(80, 96)]
 
 
-def unseen_compressed(
-    lengths: tuple[int, ...], keys: tuple[int, ...]
-) -> tuple[Case, int, list[int]]:
+def unseen_compressed(lengths, keys):
     """The tensors hold more keys than the tokens complete."""
     case = make("compressed_attention", t=70, block=8, stride=8)
     case.tensors |= {key: torch.cat([x, x[:, :4]], 1) for key, x in list(case.tensors.items())[1:]}
@@ -101,7 +94,7 @@ UNSEEN = {
 @pytest.mark.parametrize("name", UNSEEN)
 @pytest.mark.parametrize("held", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
-def test_keys_that_no_query_sees_have_no_gradient_whatever_they_hold(name, held, which) -> None:
+def test_keys_that_no_query_sees_have_no_gradient_whatever_they_hold(name, held, which):
     """A tile of a band holds keys that its queries do not see, so NaN may spread to its results."""
     case, axis, unseen = UNSEEN[name]()
     op, at = name.partition(",")[0], torch.tensor(unseen, device=DEVICE)
@@ -114,7 +107,7 @@ def test_keys_that_no_query_sees_have_no_gradient_whatever_they_hold(name, held,
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_a_gradient_in_any_layout(name) -> None:
+def test_a_gradient_in_any_layout(name):
     case = make(name, t=33)
     leaves = [case.tensors[key].requires_grad_() for key in case.leaves]
     out = results(case.call(**case.tensors))[0]
@@ -126,7 +119,7 @@ def test_a_gradient_in_any_layout(name) -> None:
 
 
 @pytest.mark.parametrize("name", [x for x in conformance.NO_BACKWARD if x in FUNCTIONS])
-def test_a_call_without_a_backward_refuses_each_input_that_wants_one(name) -> None:
+def test_a_call_without_a_backward_refuses_each_input_that_wants_one(name):
     case = make(name)
     for key in case.leaves:
         given = {**case.tensors, key: case.tensors[key].clone().requires_grad_()}
@@ -138,11 +131,11 @@ def test_a_call_without_a_backward_refuses_each_input_that_wants_one(name) -> No
 
 @pytest.mark.parametrize("name", conformance.CALLS)
 @pytest.mark.parametrize("transform", ["vmap", "jvp"])
-def test_transforms_of_functions_are_refused(name, transform) -> None:
+def test_transforms_of_functions_are_refused(name, transform):
     case = make(name)
     key, x = next(iter(case.tensors.items()))
 
-    def call(x: torch.Tensor) -> torch.Tensor:
+    def call(x):
         return results(case.call(**{**case.tensors, key: x}))[0]
 
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"torch\.func"):
@@ -152,18 +145,18 @@ def test_transforms_of_functions_are_refused(name, transform) -> None:
             torch.func.jvp(call, (x,), (x,))
 
 
-def of_policy(policy: Policy) -> Case:
+def of_policy(policy):
     case = make("selection_attention")
     call = case.call
     case.call = lambda **x: call(**x, policy=policy)
     return case
 
 
-def with_lengths() -> Case:
+def with_lengths():
     """Calls of decoding that conformance has without lengths."""
     case = make("decode_step with cache_seqlens", b=2, t=20)
 
-    def call(q, k, v, k_cmp, v_cmp, gates, cache_seqlens) -> Tensors:
+    def call(q, k, v, k_cmp, v_cmp, gates, cache_seqlens):
         overlap = {"block": 2, "stride": 1}
         options = {"block_size": 16, **overlap}
         compressed, lse = nsa_kernels.decode_compressed(q, k_cmp, v_cmp, cache_seqlens, **overlap)
@@ -179,10 +172,10 @@ def with_lengths() -> Case:
     return case
 
 
-def with_pages() -> Case:
+def with_pages():
     case = make("decode_step with block_table", b=2, t=9)
 
-    def call(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table) -> Tensors:
+    def call(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table):
         paged = (q, k, v, cache_seqlens, block_table)
         spans = ints(0, 4).expand(2, 1, 1, 2)
         chosen = nsa_kernels.decode_selected(q, k, v, spans, cache_seqlens, block_table)
@@ -192,13 +185,13 @@ def with_pages() -> Case:
     return case
 
 
-def packed_chunks() -> Case:
+def packed_chunks():
     case = make("nsa_attention with fewer queries", t=3)
     case.tensors |= {"cu_seqlens": ints(0, 1, 3), "cu_seqlens_k": ints(0, 2, 5)}
     return case
 
 
-COMPILED: dict[str, Callable[[], Case]] = {
+COMPILED = {
     "selection_attention, any length": lambda: of_policy(Policy()),
     "selection_attention, off": lambda: of_policy(Policy(enabled=False)),
     "nsa_attention, packed": lambda: packed("nsa_attention", (3, 2)),
@@ -209,7 +202,7 @@ COMPILED: dict[str, Callable[[], Case]] = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_one_graph_has_the_same_results_and_gradients(name) -> None:
+def test_one_graph_has_the_same_results_and_gradients(name):
     """A call that read offsets or lengths on the host would end the graph."""
     torch._dynamo.reset()
     case, op = COMPILED[name](), name.partition(",")[0]
@@ -219,7 +212,7 @@ def test_one_graph_has_the_same_results_and_gradients(name) -> None:
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
-def operators() -> dict[str, tuple[Any, ...]]:
+def operators():
     """Return arguments of operators that torch can call by itself."""
     band, near = make("compressed_attention", t=40, block=8, stride=4), make("sliding_window", t=40)
     spans = make("selection_ranges", t=2, n=20, spans=2).tensors.values()
@@ -248,7 +241,7 @@ FORWARD_ONLY = ("block_query_major", "attend_whole", "selection_attention")
 
 
 @pytest.mark.parametrize("name", operators())
-def test_operators_are_what_torch_expects(name) -> None:
+def test_operators_are_what_torch_expects(name):
     arguments, (op, *_) = operators()[name], name.split(",")
     for x in arguments:
         if torch.is_tensor(x) and x.is_floating_point():
@@ -260,11 +253,11 @@ class Stopped(torch.autograd.Function):
     """Passes no gradient on, not even zeros."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> None:
+    def backward(ctx, _):
         return None
 
 
@@ -272,7 +265,7 @@ STOPPED = [*(x for x in DIFFERENTIABLE if x in FUNCTIONS), "block_major", "atten
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_gradient_that_does_not_come_is_none(name) -> None:
+def test_a_gradient_that_does_not_come_is_none(name):
     call, arguments = getattr(torch.ops.nsa_kernels, name, None), operators().get(name, ())
     if name in DIFFERENTIABLE:
         case = make(name, t=20)

@@ -1,10 +1,6 @@
 """The quickened interpreter computes what Triton's own interpreter does, bit by bit."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +20,7 @@ TYPES = (*TYPES, tl.float32, tl.float64, tl.pointer_type(tl.float32), "compared"
 SHAPES = ((), (4,), (4, 1), (1, 2), (2, 4, 2))
 NUMBERS = (0, 1, -3, 1 << 31, 1 << 40, 1 << 70, True, 2.5, 0.0, 1e-60, float("inf"))
 REPLACED = ("binary_op_type_checking_impl", "broadcast_impl_value", "cast")
-OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+OPERATIONS = {
     "add": lambda a, b: interpreter.interpreter_semantic.add(a, b, True),
     "sub": lambda a, b: interpreter.interpreter_semantic.sub(a, b, True),
     "mul": lambda a, b: interpreter.interpreter_semantic.mul(a, b, True),
@@ -36,7 +32,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def operand(type_: Any, shape: tuple[int, ...]) -> Any:
+def operand(type_, shape):
     """A tensor of the interpreter: 1, 2, 3 and so on, or which of those are less than 3."""
     size = int(np.prod(shape))
     if type_ == "compared":
@@ -46,7 +42,7 @@ def operand(type_: Any, shape: tuple[int, ...]) -> Any:
     return tl.tensor(handle, tl.block_type(type_, list(shape)) if shape else type_)
 
 
-def outcome(operation: Callable[[Any, Any], Any], make: Callable[[], tuple[Any, Any]]) -> Any:
+def outcome(operation, make):
     """Return the type, the shape and the bits of the result, or the type and the text of the
     error."""
     try:
@@ -60,12 +56,12 @@ def outcome(operation: Callable[[Any, Any], Any], make: Callable[[], tuple[Any, 
 
 
 @pytest.fixture
-def own() -> Iterator[Callable[[bool], None]]:
+def own():
     """Has Triton's own functions used, or those that took their place."""
     semantic = interpreter.interpreter_semantic
     replaced = {name: vars(semantic)[name] for name in REPLACED}
 
-    def use(its_own: bool) -> None:
+    def use(its_own):
         for name, function in replaced.items():
             setattr(semantic, name, function.__wrapped__ if its_own else function)
 
@@ -76,8 +72,8 @@ def own() -> Iterator[Callable[[bool], None]]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_two_operands_come_to_what_triton_makes(name: str, own: Callable[[bool], None]) -> None:
-    pairs: list[Callable[[], tuple[Any, Any]]] = []
+def test_two_operands_come_to_what_triton_makes(name, own):
+    pairs = []
     for left, right in itertools.product(TYPES, TYPES):
         shapes = itertools.product(SHAPES, SHAPES) if left == right else [((4,), (4,)), ((), (4,))]
         for a, b in shapes:
@@ -103,7 +99,7 @@ def _sums(out, factor, OTHER: tl.constexpr):
     tl.store(out + at, total.to(tl.bfloat16).to(tl.float32))
 
 
-def test_a_kernel_computes_the_same() -> None:
+def test_a_kernel_computes_the_same():
     out = torch.empty(4)
     _sums[(1,)](out, 2, 0.5)
     assert out.tolist() == [12.5, 16.5, 20.5, 24.5]

@@ -1,7 +1,5 @@
 """The rotary embedding of ``NSAttention``: turns of complex numbers in float64, and by tokens."""
 
-from __future__ import annotations
-
 import nsa_kernels
 import pytest
 import torch
@@ -13,17 +11,17 @@ SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 3, "window": 1
 BASE = 500.0
 
 
-def layer(compression: str = "mean", rotary: float | None = BASE) -> nsa_kernels.NSAttention:
+def layer(compression="mean", rotary=BASE):
     torch.manual_seed(0)
     of = nsa_kernels.NSAttention(24, 4, 2, 16, compression=compression, rotary=rotary, **SIZES)
     return of.to(DEVICE)
 
 
-def tokens(t: int, b: int = 1) -> torch.Tensor:
+def tokens(t, b=1):
     return 2 * torch.randn(b, t, 24, generator=torch.Generator().manual_seed(t)).to(DEVICE)
 
 
-def turned(x: torch.Tensor) -> torch.Tensor:
+def turned(x):
     """x [B, T, H, D] at positions 0 .. T - 1 in float64: complex numbers times e^(i t w)."""
     half = x.shape[3] // 2
     numbers = torch.complex(x[..., :half].double(), x[..., half:].double())
@@ -33,14 +31,14 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([numbers.real, numbers.imag], -1)
 
 
-def by_definition(of: nsa_kernels.NSAttention, x: torch.Tensor) -> torch.Tensor:
+def by_definition(of, x):
     q, k, v, gates = (part.double() for part in of.project(x))
     q, k = turned(q), turned(k)
     means = (part.unfold(1, 8, 4).mean(-1) for part in (k, v))
     return naive_nsa(q, k, v, *means, gates, **SIZES).flatten(-2) @ of.to_out.weight.double().T
 
 
-def test_the_layer_turns_queries_and_keys_before_it_compresses() -> None:
+def test_the_layer_turns_queries_and_keys_before_it_compresses():
     of, x = layer(), tokens(34)
     out, want = of(x), by_definition(of, x)
     torch.testing.assert_close(out.double(), want, atol=5e-5, rtol=5e-4)
@@ -55,7 +53,7 @@ def test_the_layer_turns_queries_and_keys_before_it_compresses() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_turn_is_rounded_once(dtype) -> None:
+def test_a_turn_is_rounded_once(dtype):
     x = tokens(40).unflatten(-1, (2, 12)).to(dtype)
     got, want = rotate(x, positions_of(x), BASE), turned(x)
     assert got.dtype == dtype
@@ -65,7 +63,7 @@ def test_a_turn_is_rounded_once(dtype) -> None:
 
 
 @pytest.mark.parametrize(("compression", "prefill"), [("mean", 15), ("mlp", 17)])
-def test_a_token_is_decoded_at_its_position_in_the_cache(compression, prefill) -> None:
+def test_a_token_is_decoded_at_its_position_in_the_cache(compression, prefill):
     of, x = layer(compression), tokens(19)
     with torch.no_grad():
         whole, cache = of(x), of.cache(room=4)
@@ -74,7 +72,7 @@ def test_a_token_is_decoded_at_its_position_in_the_cache(compression, prefill) -
     torch.testing.assert_close(torch.cat(steps, 1), whole, atol=2e-5, rtol=1e-4)
 
 
-def test_packed_sequences_begin_anew() -> None:
+def test_packed_sequences_begin_anew():
     of, x = layer(), tokens(34)
     cu = torch.tensor([0, 0, 11, 11, 30], dtype=torch.int32, device=DEVICE)
     assert positions_of(x, 0, cu)[:30].tolist() == [*range(11), *range(19)]
@@ -86,8 +84,8 @@ def test_packed_sequences_begin_anew() -> None:
         of(x, cu_seqlens=cu.long())
 
 
-def test_a_compiler_takes_it_whole() -> None:
-    def turn(x: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
+def test_a_compiler_takes_it_whole():
+    def turn(x, cu):
         return rotate(x, positions_of(x, 0, cu), BASE)
 
     x, cu = tokens(12).unflatten(-1, (2, 12)), torch.tensor([0, 5, 12], dtype=torch.int32)
@@ -96,11 +94,11 @@ def test_a_compiler_takes_it_whole() -> None:
 
 
 @pytest.mark.parametrize("base", [1.0, 0, -5.0, float("nan"), float("inf"), "10000", True])
-def test_a_base_that_turns_nothing_is_refused(base) -> None:
+def test_a_base_that_turns_nothing_is_refused(base):
     with pytest.raises(ValueError, match=r"NSAttention: rotary .*base"):
         layer(rotary=base)
 
 
-def test_heads_of_an_odd_dim_are_refused() -> None:
+def test_heads_of_an_odd_dim_are_refused():
     with pytest.raises(ValueError, match="NSAttention: rotary needs an even head_dim; got 17"):
         nsa_kernels.NSAttention(24, 4, 2, 17, rotary=BASE)

@@ -1,14 +1,11 @@
 """Rows, packed rows and spans: launch configurations, and inputs that only one of them takes."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import nsa_kernels
 import pytest
 import torch
-from cases import DEVICE, Case, agree, check, doubled, ints, make
+from cases import DEVICE, agree, check, doubled, ints, make
 from nsa_kernels.selection.ranges import backward as ranges_backward
 
 SHORT = {
@@ -23,21 +20,21 @@ LONG = {
 }
 
 
-def chosen(name: str, case: Case, **options: Any) -> nsa_kernels.Config:
+def chosen(name, case, **options):
     tensors = [x for key, x in case.tensors.items() if key != "cu_seqlens"]
     return nsa_kernels.chosen_config(name, *tensors, **options)
 
 
-def configured(case: Case, config: nsa_kernels.Config) -> Case:
+def configured(case, config):
     return dataclasses.replace(case, call=lambda **x: case.call(**x, config=config))
 
 
-def forward(name: str, case: Case) -> None:
+def forward(name, case):
     check(name, case.call(**case.tensors), case.formula(**doubled(case.tensors)), torch.float32)
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_config_is_refused_that_leaves_heads_or_keys_out(name) -> None:
+def test_a_config_is_refused_that_leaves_heads_or_keys_out(name):
     short, long = make(name, **SHORT[name]), make(name, **LONG[name])
     config = chosen(name, short)
     forward(name, configured(short, config))
@@ -58,7 +55,7 @@ def test_a_config_is_refused_that_leaves_heads_or_keys_out(name) -> None:
 
 
 @pytest.mark.parametrize("length", [100, 200, 256, 512])
-def test_a_config_is_refused_whose_shares_a_row_does_not_fill(length) -> None:
+def test_a_config_is_refused_whose_shares_a_row_does_not_fill(length):
     config = chosen("selection_rows", make("selection_rows", t=1, n=1024))
     assert config.splits * config.chunk >= 1024 and config.splits > 1
     with pytest.raises(ValueError, match=f"rows of {length} keys"):
@@ -66,12 +63,12 @@ def test_a_config_is_refused_whose_shares_a_row_does_not_fill(length) -> None:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_no_rows_have_a_config(name) -> None:
+def test_no_rows_have_a_config(name):
     assert chosen(name, make(name, b=0)).head_tiles == 1
 
 
 @pytest.mark.parametrize("hint", [70, 5, 10**9])
-def test_rows_of_like_length_take_a_program_each(hint) -> None:
+def test_rows_of_like_length_take_a_program_each(hint):
     """Results do not depend on whether the hint is right."""
     name = "selection_varlen"
     case = make(name, lengths=(70, 0, 33, 64, 1, 65, 40), hq=18, d=32, dv=48)
@@ -82,12 +79,12 @@ def test_rows_of_like_length_take_a_program_each(hint) -> None:
     forward(name, dataclasses.replace(case, call=lambda **x: case.call(**x, max_seqlen=hint)))
 
 
-def test_many_rows_are_found_in_two_steps() -> None:
+def test_many_rows_are_found_in_two_steps():
     forward("selection_varlen", make("selection_varlen", lengths=[i % 3 for i in range(1100)]))
 
 
 @pytest.mark.parametrize("skipped", [1, 300])
-def test_the_first_row_may_begin_behind_the_first_key(skipped) -> None:
+def test_the_first_row_may_begin_behind_the_first_key(skipped):
     case = make("selection_varlen", lengths=(skipped, 40, 0, 200))
     case.tensors |= {key: case.tensors[key][1:] for key in ("q", "cu_seqlens")}
     forward("selection_varlen", case)
@@ -95,7 +92,7 @@ def test_the_first_row_may_begin_behind_the_first_key(skipped) -> None:
 
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("edges", [[0, 150, 10, 200], [200, 150, 60, 0], [-7, 900, 3, 2**31 - 1]])
-def test_offsets_that_decrease_touch_nothing_out_of_bounds(edges, splits, monkeypatch) -> None:
+def test_offsets_that_decrease_touch_nothing_out_of_bounds(edges, splits, monkeypatch):
     """Memory that nothing is written to holds the largest integers here."""
     case = make("selection_varlen", lengths=(150, 0, 50))
     config = nsa_kernels.Config(16, 16, splits, 16, 1, 4, 1)
@@ -108,7 +105,7 @@ def test_offsets_that_decrease_touch_nothing_out_of_bounds(edges, splits, monkey
     forward("selection_varlen", configured(case, config))
 
 
-def test_spans_need_no_batch_axis() -> None:
+def test_spans_need_no_batch_axis():
     case = make("selection_ranges", b=2, t=2, hq=8, h=2, n=90)
     spans = ints(3, 40, 30, 90).view(2, 2).expand(2, 2, 2, 2)
     case.tensors["ranges"] = spans.expand(2, 2, 2, 2, 2)
@@ -121,7 +118,7 @@ def test_spans_need_no_batch_axis() -> None:
 
 
 @pytest.mark.parametrize("some", ["none", "empty", "of one query"])
-def test_queries_without_a_key_have_no_gradient(some) -> None:
+def test_queries_without_a_key_have_no_gradient(some):
     """Where one query has keys, the others share its tile of keys and have none."""
     case = make("selection_ranges", t=16, hq=64, n=30, spans=2)
     spans = torch.zeros_like(case.tensors["ranges"])
@@ -131,7 +128,7 @@ def test_queries_without_a_key_have_no_gradient(some) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_spans_at_the_edges_of_tiles(dtype) -> None:
+def test_spans_at_the_edges_of_tiles(dtype):
     """Tiles of 64 keys are selected whole, up to the edges of their halves, and far beyond."""
     edges = [
         [0, 64],
@@ -150,14 +147,14 @@ def test_spans_at_the_edges_of_tiles(dtype) -> None:
     agree("selection_ranges", case, dtype)
 
 
-def test_keys_whose_queries_do_not_fit_are_planned_later(monkeypatch) -> None:
+def test_keys_whose_queries_do_not_fit_are_planned_later(monkeypatch):
     case = make("selection_ranges", t=40, hq=1, n=150, spans=1)
     room = 2 * ranges_backward.LISTED_BYTES * 40
     monkeypatch.setattr(ranges_backward, "MAX_PLAN_BYTES", room)
     agree("selection_ranges", case)
 
 
-def test_spans_far_apart() -> None:
+def test_spans_far_apart():
     """Between the spans of a query lie more elements than int32 counts. The memory between them is
     reserved, but never touched."""
     if DEVICE == "cuda" and torch.cuda.mem_get_info()[0] < 12 << 30:
@@ -170,7 +167,7 @@ def test_spans_far_apart() -> None:
     agree("selection_ranges", case)
 
 
-def test_the_fallback_adds_up_its_gradients_in_float32() -> None:
+def test_the_fallback_adds_up_its_gradients_in_float32():
     """In bfloat16, sums of hundreds of terms are wrong by several per cent on a GPU."""
     case = make("packed_sdpa", t=600, hq=4, d=32, dv=32, n=64, dtype=torch.bfloat16)
     case.tensors["ranges"] = ints(0, 64).expand(1, 600, 1, 1, 2)

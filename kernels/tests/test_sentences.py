@@ -1,10 +1,7 @@
 """Wrong arguments are refused at the call that is wrong, by a sentence that names the call."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
-from typing import Any
 
 import nsa_kernels
 import pytest
@@ -13,7 +10,7 @@ from cases import DEVICE, ints, make
 from conformance import CALLS
 from nsa_kernels import Policy
 
-NEEDED: dict[str, dict[str, Any]] = {
+NEEDED = {
     "sliding_window": {"window": 3},
     "decode_window": {"window": 3},
     "decode_scores": {"n_blocks": 1},
@@ -29,9 +26,7 @@ SPEAKS = re.compile("|".join([*nsa_kernels.__all__, "packed_sdpa"]))
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def refused(
-    name: str, error: Any = ValueError, dtype: torch.dtype = torch.float32, **changes: Any
-) -> None:
+def refused(name, error=ValueError, dtype=torch.float32, **changes):
     """Assert that a call refuses these arguments. A function changes a tensor."""
     op = name.partition(" ")[0]
     given = {**make(name, b=2, hq=4, h=2, dtype=dtype).tensors, **NEEDED.get(op, {})}
@@ -41,11 +36,11 @@ def refused(
         getattr(nsa_kernels, op)(**given)
 
 
-def keys_of(name: str) -> tuple[str, ...]:
+def keys_of(name):
     return make(name).keys
 
 
-Q: dict[str, tuple[Any, Change]] = {
+Q = {
     "a scalar": (ValueError, lambda q: q.new_zeros(())),
     "one axis": (ValueError, lambda q: q.new_zeros(3)),
     "an axis less": (ValueError, lambda q: q[0]),
@@ -58,7 +53,7 @@ Q: dict[str, tuple[Any, Change]] = {
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-def test_a_q_that_does_not_fit(name) -> None:
+def test_a_q_that_does_not_fit(name):
     for error, change in Q.values():
         for dtype in (torch.float32, torch.float64) if name in FLOAT64 else (torch.float32,):
             refused(name, error, dtype, q=change)
@@ -67,20 +62,20 @@ def test_a_q_that_does_not_fit(name) -> None:
 @pytest.mark.parametrize(
     "name", [x for x in ATTENTION if x not in ("selection_attention", "packed_sdpa")]
 )
-def test_a_head_dim_below_16(name) -> None:
+def test_a_head_dim_below_16(name):
     refused(name, **dict.fromkeys(("q", *keys_of(name)), lambda x: x[..., :8]))
 
 
-def without_last(axis: int) -> Change:
+def without_last(axis):
     return lambda x: x.narrow(axis, 0, x.shape[axis] - 1)
 
 
-def twice(axis: int) -> Change:
+def twice(axis):
     return lambda x: torch.cat([x, x], axis)
 
 
 LONG, HALF, FLOAT = torch.Tensor.long, torch.Tensor.half, torch.Tensor.float
-FITS: list[tuple[str, Any, dict[str, Any]]] = [
+FITS = [
     ("selection_rows", ValueError, {"k": without_last(1)}),
     ("selection_varlen", TypeError, {"cu_seqlens": LONG}),
     ("selection_varlen", ValueError, {"cu_seqlens": without_last(0)}),
@@ -133,7 +128,7 @@ FITS: list[tuple[str, Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "error", "changes"), FITS)
-def test_arguments_that_do_not_fit(name, error, changes) -> None:
+def test_arguments_that_do_not_fit(name, error, changes):
     refused(name, error, **changes)
 
 
@@ -160,7 +155,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("name", "key", "values"), NUMBERS)
-def test_numbers_that_are_none(name, key, values) -> None:
+def test_numbers_that_are_none(name, key, values):
     for value in values:
         for more in ({}, OFF) if name == "selection_attention" else ({},):
             refused(name, (TypeError, ValueError), **{key: value}, **more)
@@ -176,7 +171,7 @@ def test_numbers_that_are_none(name, key, values) -> None:
         (6, [0, 2, 6], [0, 2, 6], ValueError),  # the keys want a gradient
     ],
 )
-def test_queries_and_keys_that_do_not_fit(queries, edges, edges_of_keys, error) -> None:
+def test_queries_and_keys_that_do_not_fit(queries, edges, edges_of_keys, error):
     given = make("nsa_attention", t=6).tensors
     given = {key: x[:, -queries:] if key in ("q", "gates") else x for key, x in given.items()}
     for key, values in (("cu_seqlens", edges), ("cu_seqlens_k", edges_of_keys)):
@@ -188,7 +183,7 @@ def test_queries_and_keys_that_do_not_fit(queries, edges, edges_of_keys, error) 
         nsa_kernels.nsa_attention(**given)
 
 
-def test_a_config_is_refused_where_a_gradient_is_wanted() -> None:
+def test_a_config_is_refused_where_a_gradient_is_wanted():
     config = nsa_kernels.Config(16, 16, 1, 0, 1, 4, 2)
     refused("selection_ranges", config=config, q=torch.Tensor.requires_grad_)
 
@@ -211,18 +206,18 @@ TABLES = [
 PAGED = ("decode_step", "decode_window", "decode_selected")
 
 
-def here(x: Any) -> Any:
+def here(x):
     return x.to(DEVICE) if torch.is_tensor(x) and not x.is_meta else x
 
 
 @pytest.mark.parametrize("name", DECODING)
-def test_lengths_of_a_cache_that_do_not_fit(name) -> None:
+def test_lengths_of_a_cache_that_do_not_fit(name):
     for lengths, error in LENGTHS:
         refused(name, error, cache_seqlens=here(lengths))
 
 
 @pytest.mark.parametrize("name", PAGED)
-def test_tables_of_pages_that_do_not_fit(name) -> None:
+def test_tables_of_pages_that_do_not_fit(name):
     for table, error in TABLES:
         refused(name, error, cache_seqlens=ints(3, 4), block_table=here(table))
     refused(name, block_table=torch.zeros(2, 3).int().to(DEVICE))  # without lengths
@@ -230,7 +225,7 @@ def test_tables_of_pages_that_do_not_fit(name) -> None:
 
 @pytest.mark.parametrize("name", PAGED)
 @pytest.mark.parametrize(("page", "pages"), [(0, 3), (1 << 20, 1 << 10)])
-def test_a_room_that_cannot_be_counted(name, page, pages) -> None:
+def test_a_room_that_cannot_be_counted(name, page, pages):
     heads = 2 if name == "decode_step" else 1
     pool = torch.zeros(1, 1, min(page, 1), 16, device=DEVICE).expand(1, heads, page, 16)
     given = {"k": pool, "v": pool, "cache_seqlens": ints(3, 4)}

@@ -1,7 +1,5 @@
 """Tuned tiles: what fits, what is written, read, and in force; the timing itself needs a GPU."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 
@@ -18,11 +16,11 @@ CPU = torch.device("cpu")
 SHAPE = (1000, 8, 1000, 128, 128)
 
 
-def configured(dtype: torch.dtype = torch.bfloat16, given: config.Given = None) -> config.Config:
+def configured(dtype=torch.bfloat16, given=None):
     return rows_config.__wrapped__(*SHAPE, dtype, CPU, given)
 
 
-def test_only_tiles_that_fit_the_gpu_are_tried() -> None:
+def test_only_tiles_that_fit_the_gpu_are_tried():
     small, large = (tune.fitting(128, 128, kib << 10) for kib in (99, 227))
     assert set(small) < set(large) and (128, 4, 2) not in small and (128, 4, 2) in large
     for block_l, warps, stages in small:
@@ -31,7 +29,7 @@ def test_only_tiles_that_fit_the_gpu_are_tried() -> None:
         assert (got.block_l, got.num_warps, got.num_stages) == (block_l, warps, max(stages, 2))
 
 
-def test_a_tuned_tile_is_used_where_it_was_measured(monkeypatch) -> None:
+def test_a_tuned_tile_is_used_where_it_was_measured(monkeypatch):
     rule = configured()
     assert not rule.tuned and rule == configured(given=config.RULE)
     monkeypatch.setattr(config, "tuned_tiles", lambda device: {rule.shape_class: (16, 2, 3)})
@@ -43,7 +41,7 @@ def test_a_tuned_tile_is_used_where_it_was_measured(monkeypatch) -> None:
     assert not other.tuned, "another class"
 
 
-def test_every_kernel_has_classes() -> None:
+def test_every_kernel_has_classes():
     rows = rows_config(2, 8, 4096, 64, 64, torch.float16, CPU)
     varlen = varlen_config(8, 8, 8 * 300, 128, 64, None, torch.float16, CPU)
     ranges = ranges_config(10_000, 8, 16, 65536, 64, 64, None, torch.float16, CPU)
@@ -52,7 +50,7 @@ def test_every_kernel_has_classes() -> None:
 
 
 @pytest.mark.parametrize("rows", [67, 96, 132, 160, 198, 264, 384])
-def test_unsplit_rows_keep_memory_busy(rows: int, monkeypatch) -> None:
+def test_unsplit_rows_keep_memory_busy(rows, monkeypatch):
     # 4.8 TB/s over a round trip of about 1.5 us are 55 KB a multiprocessor.
     monkeypatch.setattr(
         "nsa_kernels.selection.rows.config.device_limits", lambda device: Device(132, 227 << 10)
@@ -62,7 +60,7 @@ def test_unsplit_rows_keep_memory_busy(rows: int, monkeypatch) -> None:
     assert got.splits == 1 and max(rows // 132, 1) * ahead >= 60_000
 
 
-def of_spans(rows: int, keys: int, monkeypatch) -> config.Config:
+def of_spans(rows, keys, monkeypatch):
     """Return the configuration for 16 heads on spans of ``keys`` keys in total, with an H200's
     multiprocessors."""
     monkeypatch.setattr(
@@ -76,20 +74,20 @@ def of_spans(rows: int, keys: int, monkeypatch) -> config.Config:
     [(4, 1024, 16), (4, 256, 4), (32, 1024, 4), (64, 1024, 4), (88, 1024, 3), (99, 1024, 1)],
 )
 def test_few_rows_of_spans_are_split_to_a_program_or_two_a_multiprocessor(
-    rows: int, keys: int, splits: int, monkeypatch
-) -> None:
+    rows, keys, splits, monkeypatch
+):
     assert of_spans(rows, keys, monkeypatch).splits == splits
 
 
 @pytest.mark.parametrize("rows", [99, 128, 132, 160, 256, 384])
-def test_unsplit_spans_keep_memory_busy(rows: int, monkeypatch) -> None:
+def test_unsplit_spans_keep_memory_busy(rows, monkeypatch):
     got = of_spans(rows, 2048, monkeypatch)
     ahead = (got.num_stages - 1) * got.block_l * (128 + 128) * 2
     assert got.splits == 1 and min(rows, 264) / 132 * ahead >= 60_000
 
 
 @pytest.mark.parametrize("rows", [1, 8, 33, 40, 66])
-def test_two_short_shares_are_not_made(rows: int, monkeypatch) -> None:
+def test_two_short_shares_are_not_made(rows, monkeypatch):
     monkeypatch.setattr(
         "nsa_kernels.selection.rows.config.device_limits", lambda device: Device(132, 227 << 10)
     )
@@ -101,7 +99,7 @@ def test_two_short_shares_are_not_made(rows: int, monkeypatch) -> None:
     assert len(splits) > 1, "no row was split"
 
 
-def test_the_file_is_read_back(tmp_path, monkeypatch) -> None:
+def test_the_file_is_read_back(tmp_path, monkeypatch):
     monkeypatch.setenv("NSA_KERNELS_CACHE", str(tmp_path))
     tiles = {"rows-many-wide-512": (64, 4, 2), "ranges-some-wide-64": (32, 2, 4)}
     path = tuned.write("NVIDIA H200", tiles)
@@ -118,12 +116,12 @@ def test_the_file_is_read_back(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"tiles": {"x": 3}}', '{"tiles": {"x": [48, 4, 2]}}', '{"tiles": 1}']
 )
-def test_a_broken_file_is_named(text) -> None:
+def test_a_broken_file_is_named(text):
     with pytest.raises(ValueError, match=r"/a/file.*(delete|python -m nsa_kernels\.tune)"):
         tuned.parse(text, Path("/a/file"))
 
 
-def test_the_rule_stays_unless_another_is_clearly_faster() -> None:
+def test_the_rule_stays_unless_another_is_clearly_faster():
     rule, other = configured(), configured(given=(16, 2, 3))
     assert tune.choose({rule: 1.0, other: 0.99}, rule) is rule
     assert tune.choose({rule: 1.0, other: 0.9}, rule) is other
@@ -131,6 +129,6 @@ def test_the_rule_stays_unless_another_is_clearly_faster() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is what happens without a GPU")
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_it_says_so():
     with pytest.raises(SystemExit, match="no CUDA device"):
         runpy.run_module(tune.__name__, run_name="__main__")

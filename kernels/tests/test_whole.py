@@ -1,7 +1,5 @@
 """``nsa_attention``: gates of another dtype, a small workspace, tiles of scores, and chunks."""
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 from unittest import mock
 
@@ -11,7 +9,6 @@ import torch
 from cases import (
     DEVICE,
     Sizes,
-    Tensors,
     agree,
     check_gradients,
     exact_nsa,
@@ -29,21 +26,21 @@ SIZES = Sizes(block=8, stride=4, n_selected=3, window=20).whole
 NAME = "nsa_attention"
 
 
-def inputs(t: int, b: int = 1) -> Tensors:
+def inputs(t, b=1):
     draw = normal(seed=t)
     return draw(b, t, 4, 16), draw(b, t, 2, 16), draw(b, t, 2, 16), draw(b, t, 4, 3)
 
 
-def attend(q: torch.Tensor, *others: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+def attend(q, *others, **more):
     return nsa_kernels.nsa_attention(q, *others, **more, **SIZES)
 
 
-def close(got: torch.Tensor, want: torch.Tensor) -> None:
+def close(got, want):
     torch.testing.assert_close(got.double(), want.double(), atol=5e-5, rtol=5e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gates_keep_their_precision_beside_16_bits(dtype) -> None:
+def test_gates_keep_their_precision_beside_16_bits(dtype):
     case = make(NAME, t=70, hq=4, h=2, dtype=dtype, **SIZES)
     case.tensors["gates"] = case.tensors["gates"].float()
     exact = {key: x.double().requires_grad_() for key, x in case.tensors.items()}
@@ -57,7 +54,7 @@ def test_gates_keep_their_precision_beside_16_bits(dtype) -> None:
     assert (got[3] - wanted[3]).norm() <= 1e-2 * wanted[3].norm()
 
 
-def test_chunks_and_spills_leave_the_bits_as_they_are(monkeypatch) -> None:
+def test_chunks_and_spills_leave_the_bits_as_they_are(monkeypatch):
     """Chunks have 32 tokens and one key head, and work items 16 of the queries, all of which chose
     the first block. Sums whose order hangs on timing would differ."""
     for module in (launches, operator):
@@ -80,7 +77,7 @@ def test_chunks_and_spills_leave_the_bits_as_they_are(monkeypatch) -> None:
     ("block", "stride", "block_size", "keys"),
     [(8, 4, 16, 32), (32, 4, 16, 32), (8, 2, 64, 16), (64, 2, 16, 16), (4, 4, 16, 16)],
 )
-def test_tiles_of_scores_do_not_show(block, stride, block_size, keys) -> None:
+def test_tiles_of_scores_do_not_show(block, stride, block_size, keys):
     """Blocks begin in the middle of a tile, or their keys fill more than one."""
     q, k_cmp, v_cmp = make(
         "compressed_attention", t=100, hq=4, h=2, block=block, stride=stride
@@ -97,7 +94,7 @@ def test_tiles_of_scores_do_not_show(block, stride, block_size, keys) -> None:
     assert not whole[0, :, 0][~visible].any()
 
 
-def test_a_prefill_in_chunks_is_the_prefill_in_one() -> None:
+def test_a_prefill_in_chunks_is_the_prefill_in_one():
     """Chunks end before the first compressed key, after one query, and at the edge of a block."""
     q, k, v, gates = inputs(60, b=2)
     chunks = [
@@ -107,9 +104,7 @@ def test_a_prefill_in_chunks_is_the_prefill_in_one() -> None:
     close(torch.cat(chunks, 1), exact_nsa(q, k, v, gates, **SIZES))
 
 
-def chunks_of(
-    lengths: list[tuple[int, int]], tail: int = 0
-) -> tuple[Tensors, dict[str, torch.Tensor]]:
+def chunks_of(lengths, tail=0):
     """Return packed sequences of so many queries and tokens, and their offsets."""
     queries, tokens = zip(*lengths, strict=True)
     q, _, _, gates = inputs(sum(queries) + tail)
@@ -118,7 +113,7 @@ def chunks_of(
     return (q, k, v, gates), dict(zip(("cu_seqlens", "cu_seqlens_k"), edges, strict=True))
 
 
-def test_packed_chunks_are_each_alone() -> None:
+def test_packed_chunks_are_each_alone():
     (q, k, v, gates), offsets = chunks_of([(5, 5), (3, 40), (0, 21), (1, 1), (7, 48), (2, 8)], 3)
     got = attend(q, k, v, gates, **offsets)
     sequences = zip(*(pairwise(x.tolist()) for x in offsets.values()), strict=True)
@@ -129,12 +124,12 @@ def test_packed_chunks_are_each_alone() -> None:
     assert not got[:, -3:].any()
 
 
-def test_packed_sequences_of_as_many_queries_as_keys_are_what_they_are_without() -> None:
+def test_packed_sequences_of_as_many_queries_as_keys_are_what_they_are_without():
     given, cu = inputs(40), ints(0, 23, 23, 40)
     close(attend(*given, cu_seqlens=cu, cu_seqlens_k=cu.clone()), attend(*given, cu_seqlens=cu))
 
 
-def test_no_query_attends_to_the_keys_of_another_short_sequence() -> None:
+def test_no_query_attends_to_the_keys_of_another_short_sequence():
     """Several sequences lie within a tile of keys, a block and a window."""
     tokens = [1, 3, 0, 2, 5, 1, 4, 9, 1, 2]
     lengths = [(min(t, 1 + i % 3), t) for i, t in enumerate(tokens)]
@@ -149,7 +144,7 @@ def test_no_query_attends_to_the_keys_of_another_short_sequence() -> None:
 
 
 @pytest.mark.parametrize("tokens", [7, 0])
-def test_queries_before_the_first_token_see_nothing(tokens) -> None:
+def test_queries_before_the_first_token_see_nothing(tokens):
     """The last query of a sequence has the position of its last key."""
     (q, k, v, gates), offsets = chunks_of([(12, tokens)])
     got, before = attend(q, k, v, gates, **offsets), 12 - tokens

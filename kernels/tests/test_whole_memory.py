@@ -5,10 +5,6 @@ from shapes. The call is therefore recorded at full size with launches that do n
 that is never touched.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -31,7 +27,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is aske
 
 
 @pytest.fixture
-def _unlaunched() -> Iterator[None]:
+def _unlaunched():
     """Launches do nothing, on a device as large as an H100."""
     nothing = mock.Mock(return_value=lambda *_, **__: None)
     with (
@@ -44,7 +40,7 @@ def _unlaunched() -> Iterator[None]:
     assert nothing.called
 
 
-def recorded(function: Any, *args: Any) -> tuple[Tensors, int]:
+def recorded(function, *args):
     """Results of a replayed function, and the bytes that a replay takes beside them."""
     results, program = replay.record(function.__wrapped__, args)
     assert program is not None
@@ -54,7 +50,7 @@ def recorded(function: Any, *args: Any) -> tuple[Tensors, int]:
 @pytest.mark.usefixtures("_unlaunched")
 @pytest.mark.parametrize("heads", [(64, 4), (32, 8)])
 @pytest.mark.parametrize(("packed", "gluon"), [(False, False), (False, True), (True, False)])
-def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch) -> None:
+def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch):
     """With the kernels in Triton, and where there are any with those in Gluon."""
     if gluon and TRITON_VERSION < (3, 6, 0):
         pytest.skip("no such Gluon")
@@ -63,7 +59,7 @@ def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch
     t, d = 65536, 128
     hq, h = heads
 
-    def of(*size: int) -> torch.Tensor:
+    def of(*size):
         return torch.empty(size, dtype=torch.bfloat16)
 
     q, k, v, gates = of(1, t, hq, d), of(1, t, h, d), of(1, t, h, d), of(1, t, hq, 3)

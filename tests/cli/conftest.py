@@ -3,7 +3,6 @@
 import os
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +12,12 @@ from tests.shared_runs import TINY as TINY
 Nsabench = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def command(*arguments: object) -> list[str]:
+def command(*arguments):
     """Return a command for tests that do not depend on the parent of its process."""
     return [str(forked.shim()), *map(str, arguments)]
 
 
-def complete(done: subprocess.CompletedProcess[str]) -> None:
+def complete(done):
     """Check that a command measured to its end. Exit status 1 is allowed, because a busy machine
     can distort a time so that a control is missed. Other tests check the times."""
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -26,10 +25,10 @@ def complete(done: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.fixture
-def nsabench(tmp_path: Path) -> Nsabench:
+def nsabench(tmp_path):
     """Run nsabench in an empty folder; standard error must never hold a traceback."""
 
-    def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments, **environment):
         words = [str(argument) for argument in arguments]
         done = forked.run(words, tmp_path, {**os.environ, **environment}, timeout_s=280)
         assert "Traceback" not in done.stderr, done.stderr
@@ -39,7 +38,7 @@ def nsabench(tmp_path: Path) -> Nsabench:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
+def tiny(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
     return path

@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -19,34 +17,34 @@ from nsabench.model.vocabulary import Purpose, Regime, Status, Verdict
 from nsabench.running import log
 from nsabench.verdicts.tables import read_records
 from tests import forked
-from tests.cli.conftest import Nsabench, command, complete
+from tests.cli.conftest import command, complete
 from tests.runs import Made, make_run
 
 
-def records(run: Path) -> list[dict[str, Any]]:
+def records(run):
     return pq.read_table(run / "records.parquet").to_pylist()
 
 
-def content(run: Path) -> dict[Path, bytes]:
+def content(run):
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def cells(run: Path) -> set[tuple[str, str]]:
+def cells(run):
     return {(r["case_id"], r["implementation"]) for r in records(run)}
 
 
-def planned(run: Path) -> set[tuple[str, str]]:
+def planned(run):
     plan = Plan.read(run / "plan.json")
     return {(c.id, name) for c in plan.cases for name in c.implementations}
 
 
 @pytest.fixture
-def run(tmp_path: Path, finished_run: Path) -> Path:
+def run(tmp_path, finished_run):
     """Return a copy of the finished run that a test may change."""
     return shutil.copytree(finished_run, tmp_path / "run")
 
 
-def test_a_run_holds_what_the_plan_says(finished_run: Path) -> None:
+def test_a_run_holds_what_the_plan_says(finished_run):
     assert cells(finished_run) == planned(finished_run)
     environment = json.loads((finished_run / "environment.json").read_text())
     assert environment["complete"] is True
@@ -56,10 +54,10 @@ def test_a_run_holds_what_the_plan_says(finished_run: Path) -> None:
     assert 0 < held.measuring_s < held.wall_s
 
 
-def test_samples_are_interleaved_in_changing_order(finished_run: Path) -> None:
+def test_samples_are_interleaved_in_changing_order(finished_run):
     samples = pq.read_table(finished_run / "samples.parquet").to_pylist()
     case_id = samples[0]["case_id"]
-    rounds: dict[int, list[tuple[int, str]]] = {}
+    rounds = {}
     for s in samples:
         names = ("sdpa_gqa", "bmm_softmax")
         if (s["case_id"], s["regime"]) == (case_id, "device") and s["implementation"] in names:
@@ -69,7 +67,7 @@ def test_samples_are_interleaved_in_changing_order(finished_run: Path) -> None:
     assert len({min(pair)[1] for pair in rounds.values()}) == 2
 
 
-def test_an_interpreted_candidate_is_checked_and_not_timed(finished_run: Path) -> None:
+def test_an_interpreted_candidate_is_checked_and_not_timed(finished_run):
     found = [r for r in records(finished_run) if r["implementation"] == "rows_group"]
     assert {r["status"] for r in found} == {"ok"}
     compared = pq.read_table(finished_run / "comparisons.parquet").to_pylist()
@@ -80,7 +78,7 @@ def test_an_interpreted_candidate_is_checked_and_not_timed(finished_run: Path) -
     assert all(r["config"] for r in found)
 
 
-def got_away(run: Path) -> dict[str, str]:
+def got_away(run):
     """Controls that were not caught, each with the check that should have."""
     controls = [r for r in records(run) if r["role"] == "control"]
     assert "caught" in {r["caught"] for r in controls}
@@ -91,9 +89,7 @@ def got_away(run: Path) -> dict[str, str]:
     }
 
 
-def test_every_control_that_ran_was_caught(
-    finished_run: Path, tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_every_control_that_ran_was_caught(finished_run, tmp_path, tiny, nsabench):
     missed = got_away(finished_run)
     assert "parity" not in missed.values(), missed
     if missed:  # a busy machine can hide an attack on the clock, but not twice
@@ -102,16 +98,14 @@ def test_every_control_that_ran_was_caught(
         assert not missed.keys() & again.keys() and "parity" not in again.values(), (missed, again)
 
 
-def test_tables_are_derived_from_the_log_to_the_byte(
-    tmp_path: Path, finished_run: Path, nsabench: Nsabench
-) -> None:
+def test_tables_are_derived_from_the_log_to_the_byte(tmp_path, finished_run, nsabench):
     done = nsabench("report", finished_run, "--derive", "--out", "again")
     assert done.returncode == 0, done.stderr
     for name in ("records.parquet", "comparisons.parquet", "samples.parquet", "thresholds.yaml"):
         assert (tmp_path / "again" / name).read_bytes() == (finished_run / name).read_bytes(), name
 
 
-def test_a_signed_run_is_left_as_it_is(finished_run: Path, nsabench: Nsabench) -> None:
+def test_a_signed_run_is_left_as_it_is(finished_run, nsabench):
     """Above all its signature: signing again would vouch for whatever the files hold by now."""
     before = content(finished_run)
     for command_ in ("all", "run"):
@@ -120,16 +114,14 @@ def test_a_signed_run_is_left_as_it_is(finished_run: Path, nsabench: Nsabench) -
         assert content(finished_run) == before
 
 
-def test_an_altered_run_is_not_signed_again(run: Path, nsabench: Nsabench) -> None:
+def test_an_altered_run_is_not_signed_again(run, nsabench):
     edit(run / "log.jsonl", '"mae":', '"mae":1')
     done = nsabench("all", "--resume", run)
     assert done.returncode == 4
     assert "log.jsonl was changed after the signature" in done.stderr
 
 
-def test_a_run_that_is_not_signed_yet_is_signed_when_it_is_resumed(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_a_run_that_is_not_signed_yet_is_signed_when_it_is_resumed(tmp_path, tiny, nsabench):
     done = nsabench("run", tiny, "--device", "cpu", "--where", "L=16")
     complete(done)
     said = done.stdout.splitlines()[0]
@@ -142,7 +134,7 @@ def test_a_run_that_is_not_signed_yet_is_signed_when_it_is_resumed(
     assert nsabench("verify", run).returncode == 0
 
 
-def test_what_another_measured_is_not_signed(run: Path, nsabench: Nsabench) -> None:
+def test_what_another_measured_is_not_signed(run, nsabench):
     """A finished run without its signature could come from any author, because its key is gone."""
     (run / "manifest.dsse.json").unlink()
     done = nsabench("all", "--resume", run)
@@ -163,14 +155,12 @@ STEADY = (
 )
 
 
-def steady(run: Path) -> list[dict[str, Any]]:
+def steady(run):
     """The records of all but the controls, some of which are caught by their times."""
     return [{k: r[k] for k in STEADY} for r in records(run) if r["role"] != "control"]
 
 
-def test_the_same_command_starts_continues_and_leaves_alone(
-    tmp_path: Path, finished_run: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_the_same_command_starts_continues_and_leaves_alone(tmp_path, finished_run, tiny, nsabench):
     """Killed with SIGKILL during its second job."""
     run = tmp_path / "run"
     words = ("all", str(tiny), "--device", "cpu", "--timing", "full", "--resume", str(run))
@@ -217,9 +207,7 @@ def mine(q, k, v, *, sm_scale):
 """
 
 
-def test_who_kills_the_supervisor_is_not_run_again(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_who_kills_the_supervisor_is_not_run_again(tmp_path, tiny, nsabench):
     """Run without a sandbox, which would block signals. Other kernels of the case are still
     measured."""
     (tmp_path / "mine.py").write_text(PARRICIDE)
@@ -238,13 +226,13 @@ def test_who_kills_the_supervisor_is_not_run_again(
     assert nsabench("verify", "run").returncode == 0
 
 
-def edit(path: Path, old: str, new: str) -> None:
+def edit(path, old, new):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
 
 
-def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabench) -> None:
+def test_a_run_whose_plan_was_changed_goes_no_further(run, nsabench):
     """A case's id does not cover tolerances and timing: only the log binds them."""
     edit(run / "plan.json", '"mae": 0.001', '"mae": 0.5')
     done = nsabench("audit", run)
@@ -280,9 +268,7 @@ def mine(q, k, v, *, sm_scale):
 """
 
 
-def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(tmp_path, tiny, nsabench):
     kernels = tmp_path / "mine.py"
     kernels.write_text(HOG)
     text = tiny.read_text().replace("bmm_softmax, rows_group", "mine")
@@ -299,9 +285,7 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
     assert "in a process without candidates" in mine.reason
 
 
-def test_interrupt_exits_130_and_is_resumable(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_interrupt_exits_130_and_is_resumable(tmp_path, tiny, nsabench):
     run = tmp_path / "run"
     process = subprocess.Popen(
         command("all", tiny, "--device", "cpu", "--out", run),
@@ -334,9 +318,7 @@ def mine(q, k, v, *, sm_scale):
 """
 
 
-def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(tmp_path, tiny, nsabench):
     """The next worker would import other code than the first. Earlier measurements are kept."""
     kernels, run = tmp_path / "mine.py", tmp_path / "run"
     kernels.write_text(ENDS_ITS_PROCESS)
@@ -362,9 +344,7 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
     assert {r["status"] for r in records(run) if r["implementation"] == "mine"} == {"crashed"}
 
 
-def test_a_failed_run_fails_its_audit_and_is_called_unsigned(
-    tmp_path: Path, nsabench: Nsabench
-) -> None:
+def test_a_failed_run_fails_its_audit_and_is_called_unsigned(tmp_path, nsabench):
     """The worker found it wrong, so that no check of the supervisor has to."""
     run = make_run(tmp_path / "run", Made(lengths=(64,), status=lambda length: Status.WRONG))
     for command_ in ("audit", "threshold", "report"):
@@ -380,7 +360,7 @@ def test_a_failed_run_fails_its_audit_and_is_called_unsigned(
     assert done.stderr.count("is unsigned") == 2
 
 
-def test_what_is_no_run_is_not_called_altered(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_what_is_no_run_is_not_called_altered(tmp_path, nsabench):
     done = nsabench("verify", "nowhere")
     assert done.returncode == 2 and "does not exist" in done.stderr
     run = make_run(tmp_path / "run")

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,14 +10,11 @@ from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import seal
 from nsabench.files import writing
-from tests.cli.conftest import Nsabench
 from tests.running.test_full_disk import full
 from tests.runs import SIGNER, make_run
 
 
-def good(
-    op: str = "selection_rows", parameters: str = "q, k, v, *, sm_scale", more: str = 'name="m"'
-) -> str:
+def good(op="selection_rows", parameters="q, k, v, *, sm_scale", more='name="m"'):
     return (
         "from nsabench import implementation\n"
         f'@implementation(op="{op}", {more})\n'
@@ -26,7 +22,7 @@ def good(
     )
 
 
-def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) -> None:
+def refused(done, sentence, remedy):
     assert done.returncode == 2
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 2, done.stderr
@@ -65,9 +61,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) 
         ("import os\nos.abort()\n", "could not be imported: its process was killed", "import"),
     ],
 )
-def test_a_bad_kernels_file(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench, source: str, sentence: str, remedy: str
-) -> None:
+def test_a_bad_kernels_file(tmp_path, tiny, nsabench, source, sentence, remedy):
     kernels = tmp_path / "mine.py"
     kernels.write_text(source)
     done = nsabench("all", tiny, "--device", "cpu", "--out", "run", "--kernels", kernels)
@@ -83,51 +77,43 @@ def test_a_bad_kernels_file(
         ("bmm_softmax", "bmm_sofmax", (), "matches 'bmm_sofmax'", "bmm_softmax"),
     ],
 )
-def test_a_bad_matrix_or_option(
-    tiny: Path,
-    nsabench: Nsabench,
-    old: str,
-    new: str,
-    more: tuple[str, ...],
-    sentence: str,
-    remedy: str,
-) -> None:
+def test_a_bad_matrix_or_option(tiny, nsabench, old, new, more, sentence, remedy):
     tiny.write_text(tiny.read_text().replace(old, new) if old else tiny.read_text())
     refused(nsabench("plan", tiny, "--device", "cpu", *more), sentence, remedy)
 
 
-def test_an_unknown_matrix(nsabench: Nsabench) -> None:
+def test_an_unknown_matrix(nsabench):
     refused(nsabench("plan", "selection_row"), "no matrix 'selection_row'", "selection_rows")
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b"])
-def test_a_bad_shard(tiny: Path, nsabench: Nsabench, shard: str) -> None:
+def test_a_bad_shard(tiny, nsabench, shard):
     refused(nsabench("plan", tiny, "--device", "cpu", "--shard", shard), repr(shard), "2/4")
 
 
-def test_a_folder_that_is_not_empty(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
+def test_a_folder_that_is_not_empty(tmp_path, tiny, nsabench):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
     refused(nsabench("run", tiny, "--device", "cpu", "--out", "run"), "not empty", "--resume")
     assert (tmp_path / "run" / "thesis.txt").read_text() == "mine"
 
 
-def test_resuming_what_is_no_run(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_resuming_what_is_no_run(tmp_path, nsabench):
     refused(nsabench("all", "--resume", tmp_path), "holds no run", "folder")
 
 
-def test_cuda_where_there_is_none(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
+def test_cuda_where_there_is_none(tmp_path, tiny, nsabench):
     done = nsabench("run", tiny, "--device", "cuda", "--out", "run", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 3
     assert "sees no CUDA device" in done.stderr and "--device cpu" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_usage_errors_exit_2(nsabench: Nsabench) -> None:
+def test_usage_errors_exit_2(nsabench):
     assert nsabench("all", "--devise", "cpu").returncode == 2
 
 
-def test_a_report_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_onto_a_full_disk(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     full(monkeypatch, "selection_report.tmp")
     arguments = ["report", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "out")]
@@ -139,7 +125,7 @@ def test_a_report_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("command", ["report", "audit", "threshold"])
-def test_a_signed_run_that_was_altered(tmp_path: Path, nsabench: Nsabench, command: str) -> None:
+def test_a_signed_run_that_was_altered(tmp_path, nsabench, command):
     run = make_run(tmp_path / "run")
     seal(run, SIGNER)
     out = ("--out", tmp_path / "out") if command == "report" else ()
@@ -151,7 +137,7 @@ def test_a_signed_run_that_was_altered(tmp_path: Path, nsabench: Nsabench, comma
     assert "log.jsonl was changed after the signature" in done.stderr
 
 
-def test_no_folder_for_temporary_files_is_said(tmp_path: Path) -> None:
+def test_no_folder_for_temporary_files_is_said(tmp_path):
     """As in a container with `--read-only` and no `--tmpfs`: it was a fault of nsabench."""
     code = "\n".join(
         [

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +24,7 @@ sys.exit(done.returncode)
 """
 
 
-def measured(*arguments: object) -> tuple[subprocess.CompletedProcess[str], int, float]:
+def measured(*arguments):
     """Run a command. Returns also its peak of memory (bytes) and the time of a core (s)."""
     line = [sys.executable, "-c", MEASURED, *map(str, arguments)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
@@ -35,12 +34,12 @@ def measured(*arguments: object) -> tuple[subprocess.CompletedProcess[str], int,
 
 
 @cache
-def start_s() -> float:
+def start_s():
     """Return how long a command takes to start, on a machine that may be busy."""
     return measured("verify", "--help")[2]
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments):
     """Check that a command refuses its input with little time and memory, and return its
     message."""
     done, peak, core_s = measured(*arguments)
@@ -52,7 +51,7 @@ def refused(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
-def test_a_table_that_claims_a_billion_rows(tmp_path: Path, signed: bool) -> None:
+def test_a_table_that_claims_a_billion_rows(tmp_path, signed):
     run = make_run(tmp_path / "run")
     seal(run, SIGNER)
     samples = run / "samples.parquet"
@@ -70,7 +69,7 @@ def test_a_table_that_claims_a_billion_rows(tmp_path: Path, signed: bool) -> Non
     assert re.search(sentence, refused("archive", "add", run, "--to", tmp_path / "archive"))
 
 
-def test_a_file_that_lies_about_what_it_unpacks_to_ends_in_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_lies_about_what_it_unpacks_to_ends_in_a_sentence(tmp_path):
     """As where a page takes more memory than a process may have."""
     code = (
         "import sys\nfrom nsabench import cli\nfrom nsabench.cli import verify\n"

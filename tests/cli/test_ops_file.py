@@ -35,12 +35,12 @@ timing:
 """
 
 
-def nsabench(*words: object) -> subprocess.CompletedProcess[str]:
+def nsabench(*words):
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=250)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A run, and the files that it was made with."""
     folder = tmp_path_factory.mktemp("of_an_op")
     for name, text in (("kernels.py", KERNELS), ("rmsnorm.yaml", MATRIX)):
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_its_sizes_are_columns_and_its_controls_are_caught(folder: Path) -> None:
+def test_its_sizes_are_columns_and_its_controls_are_caught(folder):
     records = pq.read_table(folder / "run" / "records.parquet").to_pylist()
     assert {(r["M"], r["D"], r["length"], r["N"]) for r in records} == {(6, 8, 8, None)}
     status = {r["implementation"]: r["status"] for r in records}
@@ -75,7 +75,7 @@ def test_its_sizes_are_columns_and_its_controls_are_caught(folder: Path) -> None
     assert set(caught.values()) <= {"caught", "declined"}, caught
 
 
-def test_what_is_computed_anew_needs_the_file(folder: Path) -> None:
+def test_what_is_computed_anew_needs_the_file(folder):
     for name, *options in (("report", "--out", folder / "page"), ("audit",), ("threshold",)):
         without = nsabench(name, folder / "run", *options)
         assert without.returncode == 2, without.stdout
@@ -88,7 +88,7 @@ def test_what_is_computed_anew_needs_the_file(folder: Path) -> None:
     assert compared.returncode == 0, compared.stderr
 
 
-def test_a_run_goes_on_only_with_the_file_that_it_began_with(folder: Path) -> None:
+def test_a_run_goes_on_only_with_the_file_that_it_began_with(folder):
     before = (folder / "rmsnorm.py").read_text()
     assert nsabench("run", "--resume", folder / "run").returncode in (0, 1)
     (folder / "rmsnorm.py").write_text(before + "# changed\n")

@@ -1,7 +1,6 @@
 """A file of one's own, end to end on the CPU: what is said of a kernel that is right or crashes."""
 
 import json
-from pathlib import Path
 
 import yaml
 
@@ -11,7 +10,7 @@ from tests.shared_runs import FAILING
 NAMES = ("right", "wrong", "raises", "interpreted")
 
 
-def test_the_log_of_a_case_and_the_page_hold_the_whole_traceback(failed_run: Path) -> None:
+def test_the_log_of_a_case_and_the_page_hold_the_whole_traceback(failed_run):
     page = (failed_run / "report.html").read_text()
     [log] = [path.read_text() for path in (failed_run / "logs").iterdir()]
     raises = log.partition("=== raises\n")[2].partition("=== ")[0]
@@ -23,7 +22,7 @@ def test_the_log_of_a_case_and_the_page_hold_the_whole_traceback(failed_run: Pat
     assert "in kernel" in interpreted and "in interpreted" in interpreted
 
 
-def test_every_own_candidate_is_decided_before_those_that_ship(failed_run: Path) -> None:
+def test_every_own_candidate_is_decided_before_those_that_ship(failed_run):
     decisions = yaml.safe_load((failed_run / "thresholds.yaml").read_text())["decisions"]
     for regime in ("device", "queue"):
         candidates = [d["candidate"] for d in decisions if d["regime"] == regime]
@@ -32,18 +31,18 @@ def test_every_own_candidate_is_decided_before_those_that_ship(failed_run: Path)
     assert {d["answer"] for d in decisions} == {"not decided"}
 
 
-def test_only_a_timed_kernel_is_called_undecided(failed_run: Path) -> None:
+def test_only_a_timed_kernel_is_called_undecided(failed_run):
     lines = (failed_run.parent / "printed").read_text().splitlines()
     undecided = [line.partition(":")[0] for line in lines if "not decided" in line]
     assert undecided == ["right"]
 
 
-def test_a_reason_names_the_line_of_the_kernel(failed_run: Path) -> None:
+def test_a_reason_names_the_line_of_the_kernel(failed_run):
     line = next(n for n, text in enumerate(FAILING.splitlines(), 1) if "2 * N" in text)
     assert f"(mine.py:{line})" in (failed_run.parent / "printed").read_text()
 
 
-def test_the_result_of_a_run_is_json(failed_run: Path) -> None:
+def test_the_result_of_a_run_is_json(failed_run):
     done = invoke("all", "--resume", failed_run, "--json")
     result = json.loads(done.stdout)
     assert result["exit_code"] == 1

@@ -25,7 +25,7 @@ from tests.shared_runs import FAILING
 WITHOUT = "import runpy, sys; sys.modules['nsabench'] = None; runpy.run_path(sys.argv[1])"
 
 
-def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, failed_run: Path) -> None:
+def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path, failed_run):
     plan = Plan.read(failed_run / "plan.json")
     [planned] = plan.cases
     case, script = planned.case, tmp_path / "alone.py"
@@ -50,16 +50,14 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, failed_run: 
 
 
 @pytest.mark.parametrize(("case_id", "name"), [("zz", "right"), ("", "rihgt")])
-def test_what_is_not_in_the_run_is_refused(
-    tmp_path: Path, failed_run: Path, case_id: str, name: str
-) -> None:
+def test_what_is_not_in_the_run_is_refused(tmp_path, failed_run, case_id, name):
     [planned] = Plan.read(failed_run / "plan.json").cases
     done = invoke("profile", failed_run, case_id or planned.id, name, tmp_path / "x.py")
     assert isinstance(done.error, UsageError)
     assert not (tmp_path / "x.py").exists()
 
 
-def test_a_kernel_that_changed_since_is_refused(tmp_path: Path, failed_run: Path) -> None:
+def test_a_kernel_that_changed_since_is_refused(tmp_path, failed_run):
     run = Path(shutil.copytree(failed_run, tmp_path / "run"))
     (run / "manifest.dsse.json").unlink()
     plan = Plan.read(run / "plan.json")

@@ -1,19 +1,17 @@
 """The first commands of a new user: list what exists, and create a kernel file."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from nsabench import ops
 from nsabench.output import templates
 from nsabench.planning import matrix
-from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 
 
 @pytest.mark.full
-def test_check_says_right_of_every_first_kernel(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_check_says_right_of_every_first_kernel(tmp_path, nsabench):
     """`all` covers the same shapes: tails are easily forgotten in one of them."""
     for op in map(ops.get, ops.shipped()):
         (tmp_path / "mine.yaml").write_text(templates.first_matrix(op, "mine"))
@@ -28,7 +26,7 @@ def test_check_says_right_of_every_first_kernel(tmp_path: Path, nsabench: Nsaben
 
 
 @pytest.mark.parametrize("name", ops.shipped())
-def test_the_first_kernel_in_cuda_compiles(name: str) -> None:
+def test_the_first_kernel_in_cuda_compiles(name):
     core = pytest.importorskip("cuda.core")
     pytest.importorskip("cuda.bindings.nvrtc")
     text = templates.first_kernel(ops.get(name), "mine", cuda=True)
@@ -39,9 +37,7 @@ def test_the_first_kernel_in_cuda_compiles(name: str) -> None:
     assert core.Program(source, "c++", options).compile("cubin").code
 
 
-def test_what_init_writes_is_checked_as_it_says(
-    tmp_path: Path, nsabench: Nsabench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_init_writes_is_checked_as_it_says(tmp_path, nsabench, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # baselines are kept there
     done = nsabench("init", "selection_rows", "first.py")
     assert done.returncode == 0, done.stderr
@@ -58,10 +54,9 @@ def test_what_init_writes_is_checked_as_it_says(
     assert "cannot name" in nsabench("init", "selection_rows", "my-kernel.py").stderr
 
 
-def test_lists(tmp_path: Path, nsabench: Nsabench) -> None:
-    def rows(*arguments: object) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = json.loads(nsabench("list", *arguments, "--json").stdout)
-        return found
+def test_lists(tmp_path, nsabench):
+    def rows(*arguments):
+        return json.loads(nsabench("list", *arguments, "--json").stdout)
 
     assert {row["op"] for row in rows("ops")} == set(ops.names())
     assert {"quick", "selection_rows"} <= {row["matrix"] for row in rows("matrices")}

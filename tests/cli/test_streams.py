@@ -6,19 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from tests import forked
-from tests.cli.conftest import Nsabench, command, complete
+from tests.cli.conftest import command, complete
 from tests.cli.conftest import nsabench as nsabench
 from tests.cli.conftest import tiny as tiny
 
 NSABENCH = [sys.executable, "-m", "nsabench"]
 
 
-def test_a_run_goes_on_without_its_reader(tmp_path: Path, tiny: Path) -> None:
+def test_a_run_goes_on_without_its_reader(tmp_path, tiny):
     words = command("all", tiny, "--device", "cpu", "--where", "L<=8", "--out", "run")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(words, cwd=tmp_path, **pipes)
@@ -32,7 +31,7 @@ def test_a_run_goes_on_without_its_reader(tmp_path: Path, tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-"])
-def test_closed_streams_are_no_fault(tmp_path: Path, tiny: Path, closed: str) -> None:
+def test_closed_streams_are_no_fault(tmp_path, tiny, closed):
     """Nothing that is opened later takes the place of one, and is written to instead."""
     if closed == ">&-":
         words = ["run", str(tiny), "--device", "cpu", "--where", "L<=8", "--out", "run"]
@@ -49,9 +48,7 @@ def test_closed_streams_are_no_fault(tmp_path: Path, tiny: Path, closed: str) ->
         assert (tmp_path / "run" / "records.parquet").is_file()
 
 
-def test_a_run_that_was_killed_before_it_measured_is_begun_again(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_a_run_that_was_killed_before_it_measured_is_begun_again(tmp_path, tiny, nsabench):
     words = ("all", str(tiny), "--device", "cpu", "--where", "L<=8")
     run = tmp_path / "run"
     (run / "logs").mkdir(parents=True)  # killed before it wrote its plan
@@ -71,9 +68,7 @@ def test_a_run_that_was_killed_before_it_measured_is_begun_again(
     assert again.returncode == 2 and "is not empty" in again.stderr
 
 
-def test_an_interrupted_run_that_measured_nothing_leaves_nothing(
-    tmp_path: Path, tiny: Path
-) -> None:
+def test_an_interrupted_run_that_measured_nothing_leaves_nothing(tmp_path, tiny):
     words = command("all", tiny, "--device", "cpu", "--out", "run")
     process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run" / "log.jsonl").exists():
@@ -85,9 +80,7 @@ def test_an_interrupted_run_that_measured_nothing_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_of_somebody_is_not_overwritten(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
+def test_a_plan_of_somebody_is_not_overwritten(tmp_path, tiny, nsabench):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "plan.json").write_text(json.dumps("mine"))
     done = nsabench("all", tiny, "--device", "cpu", "--out", "run")

@@ -1,14 +1,13 @@
 """How long a run on a CPU times what decides nothing for a GPU."""
 
 from collections import Counter
-from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.running import log
 from nsabench.verdicts.tables import read_records
-from tests.cli.conftest import Nsabench, complete
+from tests.cli.conftest import complete
 
 # The baselines take some ms, and by the rule of the matrix they would be timed for seconds.
 MATRIX = """
@@ -26,7 +25,7 @@ def mine(q, k, v, *, sm_scale):
 """
 
 
-def test_a_run_on_a_cpu_checks_all_and_times_each_once(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_a_run_on_a_cpu_checks_all_and_times_each_once(tmp_path, nsabench):
     """All its time went into baselines, whose times decide nothing."""
     (tmp_path / "m.yaml").write_text(MATRIX)
     (tmp_path / "mine.py").write_text(MINE)

@@ -2,10 +2,6 @@
 keys. It is compared with the Triton kernels, alone and within NSA attention. Two calls must agree
 to the bit."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from cases import same
@@ -27,13 +23,13 @@ WINDOWS = (63, 512, 1 << 30)
 Tensors = tuple[torch.Tensor, ...]
 
 
-def gates(*size: int) -> torch.Tensor:
+def gates(*size):
     """Some of them negative, some 0."""
     drawn = torch.randn(size, device="cuda")
     return drawn.masked_fill(torch.rand(size, device="cuda") < 0.1, 0.0)
 
 
-def close(got: Tensors, wanted: Tensors) -> None:
+def close(got, wanted):
     for one, other in zip(got, wanted, strict=True):
         one, other = one.float(), other.float()
         assert bool(torch.isfinite(one).all())
@@ -41,21 +37,14 @@ def close(got: Tensors, wanted: Tensors) -> None:
         assert (one - other).abs().max() <= 2e-2 * other.abs().max()
 
 
-def by_triton(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Tensors]) -> Tensors:
+def by_triton(monkeypatch, call):
     with monkeypatch.context() as patch:
         patch.setattr(hopper_backward, "fits", lambda *arguments: False)
         patch.setattr(replay, "undisturbed", lambda: False)  # nothing is replayed
         return call()
 
 
-def check(
-    monkeypatch: pytest.MonkeyPatch,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    band: Band,
-    added: bool,
-) -> None:
+def check(monkeypatch, q, k, v, band, added):
     """dq, dk and dv of one branch."""
     b, t, hq, _ = q.shape
     out, lse = band_forward(q, k, v, band, SCALE)
@@ -65,7 +54,7 @@ def check(
     gate = gates(b, hq, t)
     assert hopper_backward.fits(q, k, v, grad, band)
 
-    def call() -> Tensors:
+    def call():
         gated = Gated(gate, rest, before.clone() if added else None)
         return band_backward(q, k, v, out, lse, grad, None, band, SCALE, gated=gated)
 
@@ -74,7 +63,7 @@ def check(
     assert all(same(call(), found) for _ in range(2))
 
 
-def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[tuple[Tensors, Band, bool]]:
+def calls(q, k, v):
     """Branches with these queries, and whether dq is added to another's."""
     b, t, _, d = q.shape
     n, h = (t - 32) // 16 + 1, k.shape[2]
@@ -87,7 +76,7 @@ def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[tuple[Tenso
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("hq", "h"), HEADS)
 @pytest.mark.parametrize("t", LENGTHS)
-def test_gradients_of_a_branch_are_those_of_triton(t, hq, h, dtype, monkeypatch) -> None:
+def test_gradients_of_a_branch_are_those_of_triton(t, hq, h, dtype, monkeypatch):
     torch.manual_seed(t)
     q, k, v = (torch.randn(1, t, x, D, device="cuda").to(dtype) for x in (hq, h, h))
     for tensors, band, added in calls(q, k, v):
@@ -95,7 +84,7 @@ def test_gradients_of_a_branch_are_those_of_triton(t, hq, h, dtype, monkeypatch)
 
 
 @pytest.mark.parametrize(("block", "stride"), [(16, 16), (64, 16), (32, 32)])
-def test_compressed_keys_of_other_blocks(block, stride, monkeypatch) -> None:
+def test_compressed_keys_of_other_blocks(block, stride, monkeypatch):
     """One query behind a tile of queries, and keys that no query sees."""
     torch.manual_seed(block)
     t, hq, h = 4097, 32, 8
@@ -107,7 +96,7 @@ def test_compressed_keys_of_other_blocks(block, stride, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("hq", "h"), [(32, 4), (36, 12), (16, 16)])
-def test_batches_and_parts_of_one_projection(hq, h, monkeypatch) -> None:
+def test_batches_and_parts_of_one_projection(hq, h, monkeypatch):
     """In groups of eight heads, and of three and one, whose dq is Triton's."""
     torch.manual_seed(hq)
     room = torch.randn(3, 3219, hq + 2 * h, D, device="cuda").bfloat16()
@@ -118,16 +107,15 @@ def test_batches_and_parts_of_one_projection(hq, h, monkeypatch) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("hq", "h"), HEADS)
 @pytest.mark.parametrize("t", LENGTHS)
-def test_gradients_of_the_whole_are_those_of_triton(t, hq, h, dtype, monkeypatch) -> None:
+def test_gradients_of_the_whole_are_those_of_triton(t, hq, h, dtype, monkeypatch):
     torch.manual_seed(t)
     q, k, v, grad = (torch.randn(1, t, x, D, device="cuda").to(dtype) for x in (hq, h, h, hq))
     drawn = gates(1, t, hq, 3).to(dtype)
     leaves = tuple(x.requires_grad_() for x in (q, k, v, drawn))
 
-    def gradients(window: int) -> Tensors:
+    def gradients(window):
         out = nsa_attention(q, k, v, drawn, window=window)
-        found: Tensors = torch.autograd.grad(out, leaves, grad)
-        return found
+        return torch.autograd.grad(out, leaves, grad)
 
     for window in WINDOWS:
         found = gradients(window)

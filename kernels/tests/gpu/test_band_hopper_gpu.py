@@ -2,8 +2,6 @@
 have all lengths, and inputs are batches or parts of one projection. Two calls must agree to the
 bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases import captured, same
@@ -17,9 +15,7 @@ SCALE = 0.09
 LENGTHS = (1, 63, 65, 128, 129, 300, 1024, 1040)
 
 
-def by_formula(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band
-) -> tuple[torch.Tensor, torch.Tensor]:
+def by_formula(q, k, v, band):
     (t, hq), (n, h) = q.shape[1:3], k.shape[1:3]
     k, v = (x.float().repeat_interleave(hq // h, 2) for x in (k, v))
     s = torch.einsum("bthd,bnhd->bhtn", q.float(), k) * SCALE
@@ -33,9 +29,7 @@ def by_formula(
     return torch.einsum("bhtn,bnhd->bthd", p, v), lse
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(q, k, v, band):
     out = torch.full(q.shape, float("nan"), dtype=q.dtype, device="cuda")
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), float("nan"), device="cuda")
     hopper.launch_forward(q, k, v, out, lse, band, SCALE)
@@ -44,7 +38,7 @@ def attend(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("hq", "h", "batches"), [(16, 1, 1), (6, 2, 3), (1, 1, 1)])
-def test_it_is_the_formula(dtype: torch.dtype, hq: int, h: int, batches: int) -> None:
+def test_it_is_the_formula(dtype, hq, h, batches):
     for t in LENGTHS:
         torch.manual_seed(t)
         room = torch.randn(batches, t, hq + 2 * h, 128, device="cuda").to(dtype)
@@ -64,7 +58,7 @@ def test_it_is_the_formula(dtype: torch.dtype, hq: int, h: int, batches: int) ->
 
 
 @pytest.mark.parametrize("band", [Band(1, 1, 512), Band(256, 64, 0)])
-def test_programs_take_many_pieces_of_work(band: Band) -> None:
+def test_programs_take_many_pieces_of_work(band):
     """Each slot is filled again and again; the first pieces see no key of the second band, and the
     last tile of queries is a part of one."""
     torch.manual_seed(0)
@@ -79,7 +73,7 @@ def test_programs_take_many_pieces_of_work(band: Band) -> None:
     torch.testing.assert_close(out.float(), wanted, atol=2e-2, rtol=0)
 
 
-def test_it_is_what_windows_and_the_whole_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_windows_and_the_whole_take(monkeypatch):
     """Replayed calls, with and without a graph, give the results of the Triton kernel."""
     q = torch.randn(1, 8192, 16, 128, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 8192, 1, 128, device="cuda", dtype=torch.bfloat16)
@@ -87,7 +81,7 @@ def test_it_is_what_windows_and_the_whole_take(monkeypatch: pytest.MonkeyPatch) 
     others = [torch.randn_like(x) for x in (q, k, v)]
     assert hopper.fits(q, k, v, Band(1, 1, 512))
 
-    def calls() -> tuple[torch.Tensor, ...]:
+    def calls():
         found = []
         for given in ((q, k, v), others, (q, k, v)):
             out, lse = sliding_window(*given, window=512)

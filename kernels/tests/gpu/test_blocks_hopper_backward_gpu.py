@@ -3,10 +3,7 @@
 formula, for groups, lengths, packed and strided inputs, chunks, gates and sums. Two calls must
 agree to the bit."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import nsa_kernels
 import pytest
@@ -38,18 +35,18 @@ SIZES = {
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def launched(monkeypatch):
     """Return the names of a backward's launches. Replay is off. Memory holds NaN at first, so that
     a read of unwritten memory is seen."""
-    names: list[str] = []
+    names = []
 
     own = KernelInterface.__getitem__
 
-    def noted(kernel: Any, grid: Any) -> Any:
+    def noted(kernel, grid):
         names.append(kernel.__name__)
         return own(kernel, grid)
 
-    def filled(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def filled(size, dtype, device):
         nothing = float("nan") if dtype.is_floating_point else -1
         return torch.full(size, nothing, dtype=dtype, device=device)
 
@@ -60,10 +57,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def ways(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]:
+def ways(launched, monkeypatch):
     """What a call gives by the kernel in Gluon, twice to the bit, and by the one in Triton."""
 
-    def both(call: Callable[[], Tensors]) -> tuple[Tensors, Tensors]:
+    def both(call):
         here = call()
         assert HERE in launched and TRITON not in launched
         assert same(call(), here)
@@ -78,7 +75,7 @@ def ways(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]
     return both
 
 
-def close(got: Tensors, wanted: Tensors, l2: float, most: float) -> None:
+def close(got, wanted, l2, most):
     """Compare the norm and the largest element of the error with the norm and the largest element
     of the expected gradient. Both are at least 1, because the gradient for a single token is 0."""
     for name, one, other in zip(("dq", "dk", "dv", "others"), got, wanted, strict=False):
@@ -90,22 +87,19 @@ def close(got: Tensors, wanted: Tensors, l2: float, most: float) -> None:
         assert error.abs().max() <= most * largest, (name, error.abs().max().item() / largest)
 
 
-def right(got: Tensors, wanted: Tensors) -> None:
+def right(got, wanted):
     """Against the formula in float64."""
     dtype = got[0].dtype
     close(got, wanted, 8e-3 if dtype == torch.bfloat16 else 2e-3, 2 * TOLERANCE[dtype])
 
 
-def check(
-    ways: Ways, *tensors: torch.Tensor, cu: torch.Tensor | None = None, **options: Any
-) -> Tensors:
+def check(ways, *tensors, cu=None, **options):
     q, k, v, do, index = tensors
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
 
-    def call() -> Tensors:
+    def call():
         out = nsa_kernels.block_selection_attention(*leaves, index, cu_seqlens=cu, **options)
-        found: Tensors = torch.autograd.grad(out, leaves, do)
-        return found
+        return torch.autograd.grad(out, leaves, do)
 
     here, there = ways(call)
     close(here, there, 5e-3, 2e-2)
@@ -113,7 +107,7 @@ def check(
     return here
 
 
-def drawn(group: int, dtype: torch.dtype = torch.bfloat16, length: int | None = None) -> Tensors:
+def drawn(group, dtype=torch.bfloat16, length=None):
     batch, usual, chosen = SIZES[group]
     heads = 2 * group, 2
     return draw_blocks(batch, length or usual, *heads, D, D, chosen, dtype)
@@ -121,18 +115,18 @@ def drawn(group: int, dtype: torch.dtype = torch.bfloat16, length: int | None = 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", SIZES)
-def test_every_group(group, dtype, ways) -> None:
+def test_every_group(group, dtype, ways):
     check(ways, *drawn(group, dtype))
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 129, 1001])
 @pytest.mark.parametrize("group", [4, 16])
-def test_lengths_that_no_block_divides(group, length, ways) -> None:
+def test_lengths_that_no_block_divides(group, length, ways):
     check(ways, *drawn(group, length=length))
 
 
 @pytest.mark.parametrize("group", [4, 16])
-def test_packed_sequences(group, ways) -> None:
+def test_packed_sequences(group, ways):
     *_, length, chosen = SIZES[16]
     tensors = draw_blocks(1, length, 2 * group, 2, D, D, chosen, torch.bfloat16)
     cu = torch.tensor([3, 40, 40, 104, 105, 700, 990], dtype=torch.int32, device="cuda")
@@ -142,20 +136,20 @@ def test_packed_sequences(group, ways) -> None:
 
 @pytest.mark.parametrize("group", [4, 16])
 @pytest.mark.parametrize("workspace", [8 << 20, 24 << 20])
-def test_chunk_by_chunk_and_head_by_head(group, workspace, ways) -> None:
+def test_chunk_by_chunk_and_head_by_head(group, workspace, ways):
     tensors = draw_blocks(1, 1000, 4 * group, 4, D, D, 9, torch.bfloat16)
     check(ways, *tensors, workspace_bytes=workspace)
 
 
 @pytest.mark.parametrize("group", [4, 16])
-def test_more_queries_of_a_block_than_an_item_has(group, ways) -> None:
+def test_more_queries_of_a_block_than_an_item_has(group, ways):
     tensors = draw_blocks(1, 2500, 2 * group, 2, D, D, 4, torch.bfloat16)
     tensors[4][..., 0] = 0
     check(ways, *tensors)
 
 
 @pytest.mark.parametrize("group", [4, 16])
-def test_parts_of_one_projection_and_heads_apart(group, ways) -> None:
+def test_parts_of_one_projection_and_heads_apart(group, ways):
     q, k, v, do, index = drawn(group)
     parts = torch.cat([q, k, v], 2).split([q.shape[2], 2, 2], 2)
     assert not parts[0].is_contiguous()
@@ -165,8 +159,8 @@ def test_parts_of_one_projection_and_heads_apart(group, ways) -> None:
     check(ways, room[..., 8 : 8 + D], k, v, do, index)
 
 
-def test_what_it_does_not_take_is_tritons(launched, monkeypatch) -> None:
-    def by_triton(d: int, dv: int, dtype: torch.dtype, group: int, size: int = 64) -> None:
+def test_what_it_does_not_take_is_tritons(launched, monkeypatch):
+    def by_triton(d, dv, dtype, group, size=64):
         launched.clear()
         q, k, v, do, index = draw_blocks(1, 200, 2 * group, 2, d, dv, 3, dtype, size)
         leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -185,7 +179,7 @@ def test_what_it_does_not_take_is_tritons(launched, monkeypatch) -> None:
 
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
-def test_a_branch_of_a_gated_sum(group, added, ways) -> None:
+def test_a_branch_of_a_gated_sum(group, added, ways):
     q, k, v, do, index = drawn(group)
     gate = torch.randn(q.shape[:3], device="cuda")
     gate[torch.rand(gate.shape, device="cuda") < 0.1] = 0.0
@@ -197,7 +191,7 @@ def test_a_branch_of_a_gated_sum(group, added, ways) -> None:
     shape = operators.shape_of(q, k, v, index, 64)
     plan = build_plan(index, None, 64, 256, cleared=False)
 
-    def call() -> Tensors:
+    def call():
         dq, *onto = (x.clone() if added else None for x in before)
         return backward.block_major_backward(
             *(x.flatten(0, 1) for x in (q, k, v, q, lse.float(), do)),
@@ -219,7 +213,7 @@ def test_a_branch_of_a_gated_sum(group, added, ways) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("hq", "h"), [(64, 4), (32, 8)])
-def test_the_whole_attention(hq, h, packed, ways) -> None:
+def test_the_whole_attention(hq, h, packed, ways):
     torch.manual_seed(0)
     t = 4103
     q, k, v, do = (torch.randn(1, t, x, D, device="cuda").bfloat16() for x in (hq, h, h, hq))
@@ -227,28 +221,26 @@ def test_the_whole_attention(hq, h, packed, ways) -> None:
     cu = torch.tensor([0, 1, 400, 400, 4100], dtype=torch.int32, device="cuda") if packed else None
     leaves = [x.requires_grad_() for x in (q, k, v, gates)]
 
-    def call() -> Tensors:
+    def call():
         out = nsa_kernels.nsa_attention(*leaves, cu_seqlens=cu)
-        found: Tensors = torch.autograd.grad(out, leaves, do)
-        return found
+        return torch.autograd.grad(out, leaves, do)
 
     close(*ways(call), 5e-3, 2e-2)
 
 
-def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured() -> None:
+def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured():
     """As long that many programs run at a time, in every run in another order."""
     q, k, v, do, index = draw_blocks(1, 8192, 64, 4, D, D, 16, torch.bfloat16)
     others = [torch.randn_like(x) for x in (q, k, v, do)]
     plan = nsa_kernels.plan_blocks(q, k, v, index)
     lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
 
-    def given(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor) -> Tensors:
+    def given(q, k, v, do):
         out, lse = nsa_kernels.block_selection_attention(q, k, v, index, return_lse=True)
         return q, k, v, out, lse, do
 
-    def call(tensors: Tensors) -> Tensors:
-        found: Tensors = operators._launch_backward(*tensors, *lists, 64, SCALE, 1 << 30)
-        return found
+    def call(tensors):
+        return operators._launch_backward(*tensors, *lists, 64, SCALE, 1 << 30)
 
     operators._launch_backward.programs.clear()
     one, other = given(q, k, v, do), given(*others)
@@ -274,15 +266,14 @@ def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured() -> None:
         assert same(found, want)
 
 
-def test_a_whole_step_in_a_graph() -> None:
+def test_a_whole_step_in_a_graph():
     """Forward and backward, captured with autograd."""
     q, k, v, do, index = draw_blocks(1, 1000, 32, 2, D, D, 9, torch.bfloat16)
     leaves = [x.requires_grad_() for x in (q, k, v)]
 
-    def step() -> Tensors:
+    def step():
         out = nsa_kernels.block_selection_attention(*leaves, index)
-        found: Tensors = torch.autograd.grad(out, leaves, do)
-        return found
+        return torch.autograd.grad(out, leaves, do)
 
     want = step()
     graph, found = captured(step)

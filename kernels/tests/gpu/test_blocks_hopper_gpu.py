@@ -1,9 +1,7 @@
 """The main launch of block selection in Gluon (``selection/blocks/kernels/hopper.py``) against the
 one in Triton and the formula: groups, head dims, dtypes, packed and strided, chunk by chunk."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import nsa_kernels
 import pytest
@@ -24,7 +22,7 @@ DTYPES = [torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(autouse=True)
-def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_hopper(monkeypatch):
     if not runs_gluon(torch.device("cuda", 0)):
         pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
     for module in (api, launches):
@@ -32,9 +30,9 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]:
+def ways(monkeypatch):
     """What a call gives by the kernel in Gluon, and by the one in Triton."""
-    names: list[str] = []
+    names = []
 
     own = KernelInterface.__getitem__
 
@@ -45,7 +43,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]:
     monkeypatch.setattr(KernelInterface, "__getitem__", noted)
     monkeypatch.setattr(replay, "undisturbed", lambda: False)  # nothing is replayed
 
-    def both(call: Callable[[], Tensors]) -> tuple[Tensors, Tensors]:
+    def both(call):
         here = call()
         assert "hopper_forward_kernel" in names and "forward_kernel" not in names
         names.clear()
@@ -59,13 +57,11 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]:
     return both
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, index: torch.Tensor, **options
-) -> Tensors:
+def attend(q, k, v, index, **options):
     return nsa_kernels.block_selection_attention(q, k, v, index, return_lse=True, **options)
 
 
-def check(ways: Ways, *tensors: torch.Tensor, cu: torch.Tensor | None = None, **options) -> None:
+def check(ways, *tensors, cu=None, **options):
     """Both ways agree to the last bit or so of the dtype, and with the formula."""
     (out, lse), (other, other_lse) = ways(lambda: attend(*tensors, cu_seqlens=cu, **options))
     bit = torch.finfo(out.dtype).eps
@@ -79,7 +75,7 @@ def check(ways: Ways, *tensors: torch.Tensor, cu: torch.Tensor | None = None, **
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-3, rtol=1e-3)
 
 
-def drawn(group: int, d: int, dv: int, dtype: torch.dtype) -> Tensors:
+def drawn(group, d, dv, dtype):
     batch, length, chosen = SIZES[group]
     q, k, v, _, index = draw_blocks(batch, length, 2 * group, 2, d, dv, chosen, dtype)
     return q, k, v, index
@@ -88,12 +84,12 @@ def drawn(group: int, d: int, dv: int, dtype: torch.dtype) -> Tensors:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (128, 64), (64, 128)])
 @pytest.mark.parametrize("group", SIZES)
-def test_every_group_and_head_dim(group, dims, dtype, ways) -> None:
+def test_every_group_and_head_dim(group, dims, dtype, ways):
     check(ways, *drawn(group, *dims, dtype))
 
 
 @pytest.mark.parametrize("group", [4, 16])
-def test_packed_sequences(group, ways) -> None:
+def test_packed_sequences(group, ways):
     *_, length, chosen = SIZES[16]
     q, k, v, _, index = draw_blocks(1, length, 2 * group, 2, 128, 128, chosen, torch.bfloat16)
     cu = torch.tensor([3, 40, 40, 104, 105, 700, 990], dtype=torch.int32, device="cuda")
@@ -102,12 +98,12 @@ def test_packed_sequences(group, ways) -> None:
     assert not out[0, :3].any() and not out[0, 990:].any()
 
 
-def test_chunk_by_chunk_and_head_by_head(ways) -> None:
+def test_chunk_by_chunk_and_head_by_head(ways):
     check(ways, *drawn(16, 128, 128, torch.bfloat16), workspace_bytes=8 << 20)
 
 
 @pytest.mark.parametrize("group", [4, 16])
-def test_parts_of_one_projection(group, ways) -> None:
+def test_parts_of_one_projection(group, ways):
     q, k, v, index = drawn(group, 128, 128, torch.bfloat16)
     parts = torch.cat([q, k, v], 2).split([q.shape[2], 2, 2], 2)
     assert not parts[0].is_contiguous()
@@ -117,7 +113,7 @@ def test_parts_of_one_projection(group, ways) -> None:
     check(ways, room[..., 8:136], k, v, index)
 
 
-def test_64_bit_offsets(ways, monkeypatch) -> None:
+def test_64_bit_offsets(ways, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(forward, "beyond_int32", lambda *tensors: True)
         check(ways, *drawn(16, 128, 128, torch.float16))
@@ -131,14 +127,14 @@ def test_64_bit_offsets(ways, monkeypatch) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
-def test_the_whole_attention(kept, packed, ways) -> None:
+def test_the_whole_attention(kept, packed, ways):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1000, h, 128, device="cuda").bfloat16() for h in (32, 2, 2))
     gates, d_out = torch.rand_like(q[..., :3]), torch.randn_like(q)
     cu = torch.tensor([0, 1, 400, 400, 1000], dtype=torch.int32, device="cuda") if packed else None
     leaves = [x.requires_grad_(kept) for x in (q, k, v, gates)]
 
-    def call() -> Tensors:
+    def call():
         out = nsa_kernels.nsa_attention(*leaves, cu_seqlens=cu)
         return out, *(torch.autograd.grad(out, leaves, d_out) if kept else ())
 
@@ -147,7 +143,7 @@ def test_the_whole_attention(kept, packed, ways) -> None:
         torch.testing.assert_close(one, other, atol=2e-2 * size, rtol=0)
 
 
-def test_runs_agree_bit_for_bit_replayed_and_not() -> None:
+def test_runs_agree_bit_for_bit_replayed_and_not():
     q, k, v, _, index = draw_blocks(1, 4000, 64, 4, 128, 128, 16, torch.bfloat16)
     others = [torch.randn_like(x) for x in (q, k, v)]
     api._launch.programs.clear()

@@ -1,8 +1,6 @@
 """Calls of usual sizes on a CUDA device: graphs, streams, equal bits, no waiting, torch.compile,
 memory, and tensors of more elements than int32 counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,25 +28,25 @@ Tensors = tuple[torch.Tensor, ...]
 Call = tuple[Callable[..., Any], Tensors]
 
 
-def randn(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def randn(*size, dtype=torch.bfloat16):
     return torch.randn(size, device="cuda", dtype=dtype)
 
 
-def spans() -> Tensors:
+def spans():
     kv = (randn(2, 2, 3000, 64) for _ in "kv")
     return randn(2, 2, 2, 8, 64), *kv, random_spans(2, 2, 2, 5, keys=3000) * ints(1, 30)
 
 
-def whole(*x: torch.Tensor) -> torch.Tensor:
+def whole(*x):
     q, k, v, gates, *cu = x
     return nsa_kernels.nsa_attention(q, k, v, gates, cu_seqlens=cu[0] if cu else None, window=100)
 
 
-def window(*x: torch.Tensor) -> Tensors:
+def window(*x):
     return nsa_kernels.sliding_window(*x, window=300)
 
 
-def paged(x: torch.Tensor, page: int, heads_last: bool = False) -> Tensors:
+def paged(x, page, heads_last=False):
     """Return a cache [B, H, S, D] as a pool of pages in some order, and its block table."""
     b, h, s, d = x.shape
     n = -(-s // page)
@@ -63,7 +61,7 @@ def paged(x: torch.Tensor, page: int, heads_last: bool = False) -> Tensors:
 ROOM, KEYS = 5000, 311
 
 
-def caches(hq: int, *lengths: int) -> Tensors:
+def caches(hq, *lengths):
     torch.manual_seed(0)
     b = len(lengths)
     fine = (randn(b, 2, ROOM, 128), randn(b, 2, ROOM, 128))
@@ -71,7 +69,7 @@ def caches(hq: int, *lengths: int) -> Tensors:
     return randn(b, hq, 128), *fine, *compressed, torch.rand_like(randn(b, hq, 3)), ints(*lengths)
 
 
-def serving(hq: int) -> dict[str, Call]:
+def serving(hq):
     args = caches(hq, 0, 1, 30, 64, 1000, 4090)
     q, k, v, k_cmp, v_cmp, _, lengths = args
     lse = torch.zeros(q.shape[:2], device="cuda")
@@ -79,7 +77,7 @@ def serving(hq: int) -> dict[str, Call]:
     chosen = ints(0, 64, 640, 704).view(1, 1, 2, 2).expand(q.shape[0], 2, -1, -1)
     (pool_k, table), (pool_v, _) = paged(k, 64), paged(v, 64)
     near = partial(nsa_kernels.decode_window, window=512)
-    calls: dict[str, Call] = {
+    calls = {
         "step": (nsa_kernels.decode_step, args),
         "paged": (nsa_kernels.decode_step, (q, pool_k, pool_v, *args[3:], table)),
         "paged window": (near, (q, pool_k, pool_v, lengths, table)),
@@ -95,7 +93,7 @@ def serving(hq: int) -> dict[str, Call]:
     return {f"decode {name}, {hq} heads": call for name, call in calls.items()}
 
 
-def calls() -> dict[str, Call]:
+def calls():
     torch.manual_seed(0)
     q, kv, keys = randn(2, 1000, 16, 128), randn(2, 1000, 2, 128), randn(2, 61, 2, 128)
     one = (q[:1], kv[:1], randn(1, 1000, 2, 128))
@@ -132,14 +130,14 @@ NAMES = list(calls()) if torch.cuda.is_available() else ["none"]
 DIFFERENTIABLE = ("window", "window, packed", "scores", "whole", "whole, packed")
 
 
-def redraw(*tensors: torch.Tensor) -> None:
+def redraw(*tensors):
     with torch.no_grad():
         for x in tensors:
             x.copy_(torch.randn_like(x))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_graph_replays_on_new_inputs(name) -> None:
+def test_a_graph_replays_on_new_inputs(name):
     call, args = calls()[name]
     graph, found = captured(lambda: call(*args))
     redraw(*(x for x in args[:3] if x.is_floating_point()))
@@ -152,7 +150,7 @@ def test_a_graph_replays_on_new_inputs(name) -> None:
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_calls_neither_wait_for_the_device_nor_change_their_bits(name, backward) -> None:
+def test_calls_neither_wait_for_the_device_nor_change_their_bits(name, backward):
     """A call runs as it is, is noted, and is replayed."""
     if backward and name not in DIFFERENTIABLE:
         pytest.skip("has no backward")
@@ -171,11 +169,11 @@ def test_calls_neither_wait_for_the_device_nor_change_their_bits(name, backward)
 
 
 @pytest.mark.parametrize("name", (*DIFFERENTIABLE, "gate"))
-def test_compiled_gradients(name) -> None:
+def test_compiled_gradients(name):
     call, args = calls()[name]
     leaves = [x.detach().requires_grad_() for x in args[:3]]
 
-    def loss(*x: torch.Tensor) -> torch.Tensor:
+    def loss(*x):
         return results(call(*x, *args[3:]))[0].float().square().sum()
 
     want = torch.autograd.grad(loss(*leaves), leaves)
@@ -185,10 +183,10 @@ def test_compiled_gradients(name) -> None:
 
 
 @pytest.mark.parametrize(("name", "routes"), [("gate", (2, 0)), ("gate, off", (0, 2))])
-def test_compiled_calls_of_the_gate_are_counted(name, routes) -> None:
+def test_compiled_calls_of_the_gate_are_counted(name, routes):
     call, (q, *others) = calls()[name]
 
-    def model(q: torch.Tensor) -> torch.Tensor:
+    def model(q):
         return call(q * 2, *others) + 1
 
     want = model(q)
@@ -200,7 +198,7 @@ def test_compiled_calls_of_the_gate_are_counted(name, routes) -> None:
     assert (report["kernel"], report["fallback"]) == routes
 
 
-def test_two_streams_at_once() -> None:
+def test_two_streams_at_once():
     given = [calls()[name] for name in ("rows", "varlen", "ranges") for _ in range(2)]
     alone = [call(*args) for call, args in given]
     torch.cuda.synchronize()
@@ -214,12 +212,12 @@ def test_two_streams_at_once() -> None:
         assert all(map(same, together, alone))
 
 
-def test_a_graph_of_a_training_step_replays_on_new_inputs() -> None:
+def test_a_graph_of_a_training_step_replays_on_new_inputs():
     call, args = calls()["whole"]
     leaves = [x.detach().requires_grad_() for x in args]
     weight = torch.randn_like(call(*leaves))
 
-    def step() -> Tensors:
+    def step():
         out = call(*leaves)
         return out.detach(), *torch.autograd.grad(out, leaves, weight)
 
@@ -229,7 +227,7 @@ def test_a_graph_of_a_training_step_replays_on_new_inputs() -> None:
     assert same(found, step())
 
 
-def with_others() -> dict[str, Call]:
+def with_others():
     """Return more calls: few and many queries of blocks, and the kernels in CUDA C++."""
     attend = partial(nsa_kernels.block_selection_attention, return_lse=True)
     found = calls()
@@ -249,7 +247,7 @@ TWO = torch.cuda.device_count() > 1
 @pytest.mark.skipif(not TWO, reason="needs two CUDA devices")
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", list(with_others()) if TWO else ["none"])
-def test_launches_go_where_the_tensors_are(name, backward) -> None:
+def test_launches_go_where_the_tensors_are(name, backward):
     if backward and name not in (*DIFFERENTIABLE, "ranges") and "blocks of" not in name:
         pytest.skip("has no backward")
     if name.startswith("cuda"):
@@ -257,7 +255,7 @@ def test_launches_go_where_the_tensors_are(name, backward) -> None:
     with torch.cuda.device(1):
         call, args = with_others()[name]
 
-    def run() -> Tensors:
+    def run():
         leaves = [x.detach().requires_grad_() for x in args[:3]] if backward else []
         found = results(call(*leaves, *args[len(leaves) :]))
         return torch.autograd.grad(found[0].sum(), leaves) if backward else found
@@ -277,7 +275,7 @@ def test_launches_go_where_the_tensors_are(name, backward) -> None:
     assert all(x.device.index == 1 for x in got) and same(got, want)
 
 
-SPLIT: dict[str, dict[str, Any]] = {
+SPLIT = {
     "selection_rows": {"t": 3, "hq": 8, "d": 128, "dv": 128, "n": 3000},
     "selection_varlen": {"hq": 8, "d": 128, "dv": 128, "lengths": (2000, 0, 1, 700)},
     "selection_ranges": {"b": 2, "t": 2, "hq": 16, "h": 2, "d": 64, "dv": 64, "n": 3000}
@@ -287,7 +285,7 @@ SPLIT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SPLIT)
-def test_rows_that_are_split(name, dtype) -> None:
+def test_rows_that_are_split(name, dtype):
     agree(name, make(name, **SPLIT[name], dtype=dtype), dtype)
 
 
@@ -296,7 +294,7 @@ def test_rows_that_are_split(name, dtype) -> None:
     ("h", "d", "dv"), [(1, 16, 16), (17, 80, 48), (8, 256, 256), (33, 192, 128), (70, 64, 96)]
 )
 @pytest.mark.parametrize("rows", [2, 700])
-def test_head_dims_and_head_counts(h, d, dv, rows, dtype) -> None:
+def test_head_dims_and_head_counts(h, d, dv, rows, dtype):
     case = make("selection_rows", t=rows, hq=h, d=d, dv=dv, n=150, dtype=dtype)
     q, k, v = case.tensors.values()
     want = naive_rows(*(x[:3].double() for x in (q, k, v)))
@@ -310,7 +308,7 @@ def test_head_dims_and_head_counts(h, d, dv, rows, dtype) -> None:
         check("selection_rows", tuple(x[:3] for x in got), want, dtype)
 
 
-def test_more_than_2_to_the_31_elements() -> None:
+def test_more_than_2_to_the_31_elements():
     if torch.cuda.mem_get_info()[0] < 16 << 30:
         pytest.skip("needs 16 GiB of free GPU memory")
     n, length, d, half = 5, (1 << 22) + 64, 128, torch.float16
@@ -331,7 +329,7 @@ def test_more_than_2_to_the_31_elements() -> None:
     check("selection_varlen", tuple(x[-1:] for x in got), tuple(x[-1:] for x in want), half)
 
 
-def test_strided_inputs_are_read_in_place() -> None:
+def test_strided_inputs_are_read_in_place():
     case = make("selection_ranges", **SPLIT["selection_ranges"], dtype=torch.float16)
     k, v = case.tensors["k"], case.tensors["v"]
     case.tensors["k"] = k.transpose(1, 2).contiguous().transpose(1, 2)
@@ -342,7 +340,7 @@ def test_strided_inputs_are_read_in_place() -> None:
     assert torch.cuda.max_memory_allocated() - before < k.numel() * k.element_size()
 
 
-def test_cpu_tensors_are_refused_and_the_gate_falls_back() -> None:
+def test_cpu_tensors_are_refused_and_the_gate_falls_back():
     case = make("selection_attention", b=2, t=2, n=70, spans=3)
     want = case.formula(**doubled(case.tensors))
     given = {key: x.cpu() for key, x in case.tensors.items()}
@@ -354,7 +352,7 @@ def test_cpu_tensors_are_refused_and_the_gate_falls_back() -> None:
 
 
 @pytest.mark.parametrize("heads", [(64, 4), (32, 8)])
-def test_the_whole_takes_at_most_3_gib_at_65536_tokens(heads) -> None:
+def test_the_whole_takes_at_most_3_gib_at_65536_tokens(heads):
     """Beside arguments, results and what the forward keeps, when it runs as it is, is noted, and is
     replayed."""
     hq, h = heads
@@ -363,7 +361,7 @@ def test_the_whole_takes_at_most_3_gib_at_65536_tokens(heads) -> None:
     weight = torch.ones_like(leaves[0])
     bound = 3 << 30
 
-    def beyond(call: Callable[[], object]) -> tuple[int, object]:
+    def beyond(call):
         torch.cuda.reset_peak_memory_stats()
         found = call()
         return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated(), found
@@ -382,7 +380,7 @@ def test_the_whole_takes_at_most_3_gib_at_65536_tokens(heads) -> None:
         del out, found
 
 
-def alone(args: Tensors, entry: int) -> torch.Tensor:
+def alone(args, entry):
     """Return the step of one entry on caches of its length, without lengths."""
     q, k, v, k_cmp, v_cmp, gates, lengths = (x[entry : entry + 1] for x in args)
     n = int(lengths)
@@ -396,7 +394,7 @@ def alone(args: Tensors, entry: int) -> torch.Tensor:
     ("page", "heads_last"), [(None, False), (16, True), (64, False), (256, True)]
 )
 @pytest.mark.parametrize("hq", [8, 80])
-def test_one_graph_serves_all_steps_of_a_generation(hq, page, heads_last) -> None:
+def test_one_graph_serves_all_steps_of_a_generation(hq, page, heads_last):
     args = caches(hq, 0, 1, 30, 64, 1000, 4090)
     q, k, v, *others = args
     given, lengths = args, args[-1]
@@ -419,7 +417,7 @@ def test_one_graph_serves_all_steps_of_a_generation(hq, page, heads_last) -> Non
 
 
 @pytest.mark.parametrize("hq", [8, 32])
-def test_a_prefill_in_chunks_is_the_prefill_in_one(hq) -> None:
+def test_a_prefill_in_chunks_is_the_prefill_in_one(hq):
     torch.manual_seed(0)
     t = 3000
     q, k, v, gates = (randn(1, t, *x) for x in ((hq, 128), (2, 128), (2, 128), (hq, 3)))

@@ -1,10 +1,6 @@
 """The CUDA C++ kernels on a GPU: right on every kind of shape, the same twice, in graphs."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -26,12 +22,12 @@ CALLS = {
 }
 
 
-def is_right(name: str, got: Tensors, tensors: Iterable[torch.Tensor], **options: float) -> None:
+def is_right(name, got, tensors, **options):
     exact = [x.double() if x.is_floating_point() else x for x in tensors]
     check(name, got, CALLS[name][1](*exact, **options), got[0].dtype)
 
 
-def check_case(name: str, integers: torch.dtype = torch.int32, **sizes: Any) -> None:
+def check_case(name, integers=torch.int32, **sizes):
     """Assert that a call is the formula, the same twice, and writes none of its inputs."""
     tensors = make(name, **sizes).tensors
     if "ranges" in tensors:
@@ -56,7 +52,7 @@ def check_case(name: str, integers: torch.dtype = torch.int32, **sizes: Any) -> 
         (7, 40, 1000, 64, 64),
     ],
 )
-def test_rows(n, h, length, d, dv, dtype) -> None:
+def test_rows(n, h, length, d, dv, dtype):
     check_case("selection_rows", t=n, hq=h, n=length, d=d, dv=dv, dtype=dtype)
 
 
@@ -72,7 +68,7 @@ def test_rows(n, h, length, d, dv, dtype) -> None:
         (1, 2, 1, 1, 1, 1, 64, 64),
     ],
 )
-def test_ranges(b, s, g, h, s_kv, n, d, dv, integers, dtype) -> None:
+def test_ranges(b, s, g, h, s_kv, n, d, dv, integers, dtype):
     sizes = {"b": b, "t": s, "hq": g * h, "h": g, "n": s_kv, "spans": n, "d": d, "dv": dv}
     check_case("selection_ranges", integers, **sizes, dtype=dtype)
 
@@ -80,12 +76,12 @@ def test_ranges(b, s, g, h, s_kv, n, d, dv, integers, dtype) -> None:
 draw = normal(torch.float16)
 
 
-def test_inputs_that_are_not_contiguous() -> None:
+def test_inputs_that_are_not_contiguous():
     x = draw(4, 8, 64), draw(4, 2, 100, 64)[:, 1], draw(100, 4, 64).transpose(0, 1)
     is_right("selection_rows", cuda.selection_rows(*x), x)
 
 
-def test_keys_past_the_end_are_not_read() -> None:
+def test_keys_past_the_end_are_not_read():
     """The last tile is not full, and NaN follows the row's keys in memory."""
     q, whole = draw(2, 4, 64), draw(2, 64, 64)
     whole[:, 37:] = float("nan")
@@ -97,7 +93,7 @@ def test_keys_past_the_end_are_not_read() -> None:
     is_right("selection_ranges", cuda.selection_ranges(q, k, k, r), (q, clean, clean, r))
 
 
-def test_large_logits_and_nan() -> None:
+def test_large_logits_and_nan():
     q, k, v = draw(2, 4, 64), draw(2, 300, 64), draw(2, 300, 64)
     out, lse = cuda.selection_rows(q, k, v, sm_scale=1e3)
     want, want_lse = naive_rows(*(x.double() for x in (q, k, v)), sm_scale=1e3)
@@ -117,7 +113,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_cuda_graph(op) -> None:
+def test_cuda_graph(op):
     call, args = CALLS[op][0], ARGUMENTS[op]()
     graph, got = captured(lambda: call(*args))
     args[0].copy_(draw(*args[0].shape))
@@ -125,7 +121,7 @@ def test_cuda_graph(op) -> None:
     is_right(op, got, args)
 
 
-def test_a_thread_that_has_not_called_cuda() -> None:
+def test_a_thread_that_has_not_called_cuda():
     args = ARGUMENTS["selection_rows"]()
     cuda.selection_rows(*args)
     with ThreadPoolExecutor(1) as pool:

@@ -1,9 +1,5 @@
 """The drop-in beside fla-core's own kernels, on a CUDA device that has both."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from nsa_kernels.integrations.fla import parallel_nsa
@@ -11,21 +7,21 @@ from nsa_kernels.integrations.fla import parallel_nsa
 T, SIZE = 600, 32
 
 
-def theirs() -> Any:
+def theirs():
     return pytest.importorskip("fla.ops.nsa.parallel", reason="needs fla-core").parallel_nsa
 
 
-def draw(dtype: torch.dtype) -> list[torch.Tensor]:
+def draw(dtype):
     torch.manual_seed(0)
     return [torch.randn(1, T, h, 64, device="cuda").to(dtype) for h in (32, 2, 2)]
 
 
-def near(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+def near(got, want):
     """bool [1, T, HQ]: the rows that agree to what bfloat16 resolves of outputs near 1."""
     return (got.float() - want.float()).abs().amax(-1) < 3e-2
 
 
-def test_given_blocks_are_attended_to_alike_both_ways() -> None:
+def test_given_blocks_are_attended_to_alike_both_ways():
     attend, leaves = theirs(), [x.requires_grad_() for x in draw(torch.bfloat16)]
     own = torch.arange(T, device="cuda") // SIZE
     blocks = torch.stack([torch.zeros_like(own), (own - 1).clamp(min=1), own, own // 2], -1)
@@ -47,7 +43,7 @@ def test_given_blocks_are_attended_to_alike_both_ways() -> None:
         assert (a.float() - b.float()).norm() < 2e-2 * b.float().norm()
 
 
-def test_chosen_blocks_and_compression_are_alike() -> None:
+def test_chosen_blocks_and_compression_are_alike():
     """Rows whose choice hangs on rounding may differ: few do."""
     attend, tensors = theirs(), draw(torch.bfloat16)
     gates = torch.rand(2, 1, T, 32, device="cuda", dtype=torch.bfloat16)

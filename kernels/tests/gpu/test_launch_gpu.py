@@ -1,8 +1,6 @@
 """Replayed calls against calls as they are, to the bit: shapes, strides, alignment and sizes drawn
 at random, called again and again on other values."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import pkgutil
@@ -15,7 +13,7 @@ import conformance
 import nsa_kernels
 import pytest
 import torch
-from cases import MAKERS, Case, gradients, make, packed, results
+from cases import MAKERS, gradients, make, packed, results
 from nsa_kernels.launch import replay
 from triton.runtime.jit import JITFunction
 
@@ -25,12 +23,12 @@ Call = Callable[[], Any]
 class Draw:
     """Calls at random, on tensors of any strides and addresses; the same ones of the same seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         torch.manual_seed(seed)
         self._random = random.Random(seed)
         self.one_of = lambda *values: self._random.choice(values)
 
-    def elsewhere(self, x: torch.Tensor, free: int) -> torch.Tensor:
+    def elsewhere(self, x, free):
         """Return x as a part of a tensor that is larger along the axes ``free`` and later. It may
         begin some elements behind an aligned address."""
         ahead = self.one_of(0, 0, 1, 3, 8)
@@ -38,10 +36,10 @@ class Draw:
         room = x.new_zeros(math.prod(size) + ahead)[ahead:].view(size)
         return room[tuple(slice(n) for n in x.shape)].copy_(x)
 
-    def sizes(self, name: str) -> dict[str, Any]:
+    def sizes(self, name):
         one_of = self.one_of
         h = one_of(1, 2)
-        sizes: dict[str, Any] = {"b": one_of(1, 2), "h": h, "hq": h * one_of(1, 4, 16)}
+        sizes = {"b": one_of(1, 2), "h": h, "hq": h * one_of(1, 4, 16)}
         sizes |= {key: one_of(16, 32, 40, 64, 128) for key in ("d", "dv")}
         sizes |= {"dtype": one_of(torch.float16, torch.bfloat16, torch.float32), "window": 100}
         sizes |= {"block": 32, "stride": 16, "block_size": one_of(16, 32, 64), "n_selected": 16}
@@ -57,7 +55,7 @@ class Draw:
             sizes["d"], sizes["dv"] = one_of((192, 128), (256, 256), (144, 64))
         return sizes | {"t": one_of(1, 40, 100, 333, 1024, 2000), "blocks": one_of(1, 4, 16)}
 
-    def case(self, name: str) -> Case:
+    def case(self, name):
         sizes = self.sizes(name)
         if name in ("select_blocks", "gated_sum"):
             sizes["dtype"] = torch.float32
@@ -66,7 +64,7 @@ class Draw:
             return packed(name, (third, sizes.pop("t") - third), **{**sizes, "b": 1})
         return make(name, **sizes)
 
-    def call(self, name: str) -> Call:
+    def call(self, name):
         """Return a call, or its results and gradients."""
         case = self.case(name)
         # Batch and time of blocks, and heads and batches of a cache, follow one another in memory.
@@ -79,7 +77,7 @@ class Draw:
             return lambda: case.call(**tensors)
         leaves = [tensors[key].requires_grad_() for key in case.leaves]
 
-        def both() -> tuple[torch.Tensor, ...]:
+        def both():
             found = results(case.call(**tensors))
             return *(x.detach() for x in found), *gradients(found, leaves)
 
@@ -90,13 +88,13 @@ PACKED = ("block_selection_attention", "sliding_window", "compressed_attention",
 FAMILIES = [name for name in MAKERS if not name.startswith("NSAttention") and name != "packed_sdpa"]
 
 
-def as_triton(call: Call) -> Any:
+def as_triton(call):
     """Return the result of the call if all launches are Triton's own."""
     with mock.patch.object(replay, "undisturbed", lambda: False):
         return call()
 
 
-def same(got: Any, want: Any) -> None:
+def same(got, want):
     got = got if isinstance(got, tuple) else (got,)
     want = want if isinstance(want, tuple) else (want,)
     for a, b in zip(got, want, strict=True):
@@ -106,7 +104,7 @@ def same(got: Any, want: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_launches_give_what_tritons_own_give(family, seed) -> None:
+def test_launches_give_what_tritons_own_give(family, seed):
     for turn in range(4):
         # Turns 0 to 2 have equal sizes at different addresses. The last turn has other sizes.
         call = Draw(seed if turn < 3 else seed + 1000).call(family)
@@ -115,7 +113,7 @@ def test_launches_give_what_tritons_own_give(family, seed) -> None:
             same(call(), want)
 
 
-def kernels() -> set[str]:
+def kernels():
     """Every kernel of the package that programs launch. Hopper kernels have their own tests and
     cannot be imported everywhere."""
     found = set()
@@ -128,12 +126,12 @@ def kernels() -> set[str]:
     return found
 
 
-def test_every_kernel_is_replayed() -> None:
+def test_every_kernel_is_replayed():
     assert replay.ENABLED and replay.undisturbed()
-    found: set[str] = set()
+    found = set()
     launch = replay.Program.launch
 
-    def noted(program: replay.Program, values: list[Any]) -> None:
+    def noted(program, values):
         found.update(f"{x.kernel.__module__}.{x.kernel.__name__}" for x in program.launches)
         launch(program, values)
 
@@ -146,13 +144,13 @@ def test_every_kernel_is_replayed() -> None:
     assert kernels() == {x for x in found if ".kernels.hopper" not in x}
 
 
-def test_hooks_of_a_profiler_see_every_launch() -> None:
+def test_hooks_of_a_profiler_see_every_launch():
     from triton import knobs
 
     call = Draw(3).call("selection_rows")
     for _ in range(4):
         call()
-    seen: list[Any] = []
+    seen = []
     hook = seen.append
     chain = knobs.runtime.launch_enter_hook
     if hasattr(chain, "add"):
@@ -172,7 +170,7 @@ def test_hooks_of_a_profiler_see_every_launch() -> None:
     assert len(seen) == count
 
 
-def test_a_replay_works_on_the_stream_it_is_called_on_and_in_a_graph() -> None:
+def test_a_replay_works_on_the_stream_it_is_called_on_and_in_a_graph():
     q, k, v = (torch.randn(n, 64, 64, device="cuda").half() for n in (8, 8, 8))
     for _ in range(4):
         want = nsa_kernels.selection_rows(q, k, v)

@@ -1,8 +1,6 @@
 """Block scores by the Hopper kernel, for all visible keys, in batches and in parts of one
 projection. They are compared with the Triton kernel. Two calls must agree to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases import captured, same
@@ -18,9 +16,7 @@ SCALE, BAND = 128**-0.5, Band(32, 16, 0)
 LENGTHS = (32, 65, 300, 1984, 2049, 4033, 4096, 4111, 8192)
 
 
-def drawn(
-    t: int, hq: int, h: int, batches: int, dtype: torch.dtype, n: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def drawn(t, hq, h, batches, dtype, n):
     """q and k are parts of wider tensors; k twice as large, so that weights are less alike."""
     torch.manual_seed(t)
     q = torch.randn(batches, t, hq + 2 * h, 128, device="cuda").to(dtype)[:, :, :hq]
@@ -28,19 +24,19 @@ def drawn(
     return q, k, band_forward(q, k, k, BAND, SCALE)[1]
 
 
-def score(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+def score(q, k, lse):
     t, h = q.shape[1], k.shape[2]
     scores = torch.full((q.shape[0], t, h, -(-t // 64)), float("nan"), device="cuda")
     hopper.launch_scores(q, k, lse, scores, SCALE)
     return scores
 
 
-def visible(scores: torch.Tensor) -> torch.Tensor:
+def visible(scores):
     t, blocks = scores.shape[1], torch.arange(scores.shape[3], device="cuda")
     return (blocks * 64 <= torch.arange(t, device="cuda")[:, None])[:, None].expand_as(scores)
 
 
-def check(got: torch.Tensor, wanted: torch.Tensor) -> None:
+def check(got, wanted):
     """Nothing else is written, so what is behind stays NaN."""
     seen = visible(got)
     assert got[~seen].isnan().all()
@@ -51,9 +47,7 @@ def check(got: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("hq", "h", "batches"), [(64, 4, 1), (32, 8, 1), (16, 1, 2), (6, 1, 3), (4, 2, 1)]
 )
-def test_it_is_the_kernel_in_triton(
-    dtype: torch.dtype, hq: int, h: int, batches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_the_kernel_in_triton(dtype, hq, h, batches, monkeypatch):
     monkeypatch.setattr(hopper, "fits", lambda *arguments: False)
     for t in LENGTHS:
         # The second call has fewer keys than the queries could see.
@@ -66,7 +60,7 @@ def test_it_is_the_kernel_in_triton(
                 assert torch.equal(again.view(torch.int32), got.view(torch.int32))
 
 
-def test_rows_behind_the_reach_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_behind_the_reach_of_32_bits(monkeypatch):
     """Scores are more than 2^31 elements: the last queries alone are looked at."""
     t, h = 131072 + 64, 8
     if torch.cuda.mem_get_info()[0] < 32 << 30:
@@ -80,9 +74,7 @@ def test_rows_behind_the_reach_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(got[seen], wanted[seen], atol=1e-5, rtol=1e-4)
 
 
-def test_all_blocks_are_cleared_first_where_they_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_blocks_are_cleared_first_where_they_are_asked_for(monkeypatch):
     """Scores are also cleared in replayed calls, whose memory is not allocated by torch tensor by
     tensor."""
     q, k, _ = drawn(8192, 16, 2, 1, torch.bfloat16, 511)
@@ -97,7 +89,7 @@ def test_all_blocks_are_cleared_first_where_they_are_asked_for(
         torch.testing.assert_close(scores, there, atol=1e-5, rtol=1e-4)
 
 
-def test_it_is_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_the_whole_takes(monkeypatch):
     """Replayed calls and graphs choose nearly the same blocks as the Triton kernel."""
     q = torch.randn(1, 8192, 16, 128, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 8192, 2, 128, device="cuda", dtype=torch.bfloat16)
@@ -105,7 +97,7 @@ def test_it_is_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [torch.randn_like(x) for x in (q, k, v)]
     k_cmp = k[:, :511]
     assert hopper.fits(q, k_cmp, BAND, 64)
-    calls_there: list[int] = []
+    calls_there = []
     launched = hopper.launch_scores
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -114,7 +106,7 @@ def test_it_is_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         nsa_attention(q, k, v, gates)
     assert calls_there
 
-    def calls() -> tuple[torch.Tensor, ...]:
+    def calls():
         return tuple(nsa_attention(*given, gates) for given in ((q, k, v), others, (q, k, v)))
 
     here = calls()

@@ -1,11 +1,8 @@
 """A model of Transformers runs NSA in two processes: FSDP2, checkpointing, autocast, shards."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ KINDS = ("fsdp2", "checkpointing", "autocast")
 SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 3, "window": 6}
 
 
-def model() -> Any:
+def model():
     """Return a causal language model of two layers with learned gates, the same in each process."""
     from nsa_kernels.integrations import transformers as adapter
 
@@ -40,12 +37,12 @@ def model() -> Any:
     return made
 
 
-def rows() -> torch.Tensor:
+def rows():
     """Return a batch of a sequence for each process."""
     return torch.randint(0, 24, (2, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
-def gradients(of: Any, x: torch.Tensor, kind: str) -> dict[str, torch.Tensor]:
+def gradients(of, x, kind):
     """Run a step of training and return the gradients of all parameters."""
     if kind == "checkpointing":
         of.train()
@@ -58,7 +55,7 @@ def gradients(of: Any, x: torch.Tensor, kind: str) -> dict[str, torch.Tensor]:
     return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()}
 
 
-def work(rank: int, folder: Path) -> None:
+def work(rank, folder):
     """Train a model on the process's own row, split over both; the first process saves it."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from quick_interpreter import quicken
@@ -86,7 +83,7 @@ def work(rank: int, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """What two processes leave."""
     made = tmp_path_factory.mktemp("distributed")
     multiprocessing.spawn(work, (made,), nprocs=2)
@@ -94,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_one_process(kind: str, folder: Path) -> None:
+def test_gradients_are_those_of_one_process(kind, folder):
     got = torch.load(folder / f"{kind}.pt")
     of, total = model(), {}
     for row in rows().split(1):
@@ -107,7 +104,7 @@ def test_gradients_are_those_of_one_process(kind: str, folder: Path) -> None:
         torch.testing.assert_close(got[name], want, **near)
 
 
-def test_a_checkpoint_in_shards_is_loaded(folder: Path) -> None:
+def test_a_checkpoint_in_shards_is_loaded(folder):
     files = sorted((folder / "saved").glob("*.safetensors"))
     assert len(files) > 2
     of, wanted = model(), model()

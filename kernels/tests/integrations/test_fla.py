@@ -1,11 +1,8 @@
 """``parallel_nsa`` by flash-linear-attention's names: its definition in float64, and its own
 reference where that is installed."""
 
-from __future__ import annotations
-
 import inspect
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ NEAR = {"atol": 5e-5, "rtol": 5e-4}
 Tensors = dict[str, torch.Tensor]
 
 
-def draw(t: int, b: int = 1, heads: int = 4) -> Tensors:
+def draw(t, b=1, heads=4):
     generator = torch.Generator().manual_seed(t)
     q, k, v = (torch.randn(b, t, h, 16, generator=generator) for h in (heads, 2, 2))
     gates = torch.rand(3, b, t, heads, generator=generator)
@@ -28,7 +25,7 @@ def draw(t: int, b: int = 1, heads: int = 4) -> Tensors:
     return {name: x.to(DEVICE) for name, x in given.items()}
 
 
-def blocks(t: int, slots: int = 2) -> torch.Tensor:
+def blocks(t, slots=2):
     """int64 [1, T, 2, slots]: different ones up to each query's own, -1 among them."""
     generator = torch.Generator().manual_seed(t)
     keys = torch.rand(1, t, 2, -(-t // SIZE), generator=generator)
@@ -37,7 +34,7 @@ def blocks(t: int, slots: int = 2) -> torch.Tensor:
     return torch.where(chosen > own, -1, chosen).to(DEVICE)
 
 
-def of_one(given: Tensors, slots: Any, counts: Any, window: int, scale: float) -> torch.Tensor:
+def of_one(given, slots, counts, window, scale):
     """[1, T, HQ, Dv] of one sequence, tensors [1, T, ...] in float64. ``slots`` [1, T, H, S] or
     None; ``counts`` a number or [1, T, H]."""
     q, k, v = (given[name] for name in "qkv")
@@ -62,7 +59,7 @@ def of_one(given: Tensors, slots: Any, counts: Any, window: int, scale: float) -
     return total
 
 
-def definition(given: Tensors, **says: Any) -> torch.Tensor:
+def definition(given, **says):
     """The expected result of ``parallel_nsa`` in float64, for each row of a batch and each sequence
     alone."""
     b, t = given["q"].shape[:2]
@@ -82,7 +79,7 @@ def definition(given: Tensors, **says: Any) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def counts_of(t: int, least: int, most: int) -> torch.Tensor:
+def counts_of(t, least, most):
     generator = torch.Generator().manual_seed(t)
     return torch.randint(least, most + 1, (1, t, 2), generator=generator).to(DEVICE)
 
@@ -110,7 +107,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_it_is_the_definition(name) -> None:
+def test_it_is_the_definition(name):
     t, without, says = CASES[name]
     given = {key: x for key, x in draw(t).items() if key not in without}
     got = parallel_nsa(**given, block_size=SIZE, **says)
@@ -119,8 +116,8 @@ def test_it_is_the_definition(name) -> None:
 
 
 @pytest.mark.parametrize("given_blocks", [False, True])
-def test_gradients_are_those_of_the_definition(given_blocks) -> None:
-    says: dict[str, Any] = {"block_counts": 3, "window_size": 8}
+def test_gradients_are_those_of_the_definition(given_blocks):
+    says = {"block_counts": 3, "window_size": 8}
     if given_blocks:
         says = {"block_indices": blocks(24), "window_size": 8}
     given = {name: x.requires_grad_() for name, x in draw(24).items()}
@@ -132,7 +129,7 @@ def test_gradients_are_those_of_the_definition(given_blocks) -> None:
         torch.testing.assert_close(a, b, **NEAR, msg=lambda m, n=key: f"{n}: {m}")
 
 
-def test_16_bits_keep_their_dtype_beside_other_gates() -> None:
+def test_16_bits_keep_their_dtype_beside_other_gates():
     given, says = draw(20), {"block_indices": blocks(20)}
     given.update({name: given[name].bfloat16() for name in ("q", "k", "v", "g_slc")})
     got = parallel_nsa(**given, block_size=SIZE, **says)
@@ -140,7 +137,7 @@ def test_16_bits_keep_their_dtype_beside_other_gates() -> None:
     torch.testing.assert_close(got.double(), definition(given, **says), atol=2e-2, rtol=2e-2)
 
 
-def test_indices_beyond_32_bits_select_nothing() -> None:
+def test_indices_beyond_32_bits_select_nothing():
     """Cut to int32, the smallest number of int64 was block 0."""
     q, k, v = (draw(17)[name] for name in "qkv")
     far = torch.tensor([-(2**63), 2**63 - 1, 2**32], device=DEVICE).expand(1, 17, 2, 3)
@@ -149,7 +146,7 @@ def test_indices_beyond_32_bits_select_nothing() -> None:
 
 
 @pytest.mark.parametrize("says", [{}, {"block_indices": blocks(8)}, {"block_counts": "tensor"}])
-def test_an_empty_batch_goes_through_both_ways(says) -> None:
+def test_an_empty_batch_goes_through_both_ways(says):
     for b, t in ((0, 8), (1, 0)):
         given = {name: x[:b, :t].clone().requires_grad_() for name, x in draw(8).items()}
         rows = {"block_counts": counts_of(8, 1, 3)} if "block_counts" in says else says
@@ -195,19 +192,19 @@ def test_an_empty_batch_goes_through_both_ways(says) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_one_sentence(says, error, word) -> None:
+def test_what_does_not_fit_is_refused_by_one_sentence(says, error, word):
     moved = {k: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for k, x in says.items()}
     with pytest.raises(error, match=f"^parallel_nsa: .*{word}"):
         parallel_nsa(**{**draw(6), "block_size": SIZE, **moved})
 
 
-def theirs() -> Any:
+def theirs():
     """fla-core's reference, or a skip; it is imported here since it warns of a missing GPU."""
     pytest.importorskip("einops", reason="needs fla-core and einops")
     return pytest.importorskip("fla.ops.nsa.naive", reason="needs fla-core and einops")
 
 
-def test_the_signature_is_fla_cores() -> None:
+def test_the_signature_is_fla_cores():
     theirs()
     parallel = pytest.importorskip("fla.ops.nsa.parallel", reason="needs fla-core")
     want = inspect.signature(parallel.parallel_nsa).parameters
@@ -217,7 +214,7 @@ def test_the_signature_is_fla_cores() -> None:
     ]
 
 
-def test_it_is_what_fla_cores_reference_gives() -> None:
+def test_it_is_what_fla_cores_reference_gives():
     """Its groups are of 16 heads or more; the means it takes by a kernel of its own."""
     naive = theirs()
     given = draw(70, heads=32)
@@ -236,14 +233,14 @@ def test_it_is_what_fla_cores_reference_gives() -> None:
 
 
 @pytest.mark.parametrize(("t", "blocks"), [(5, 3), (52, 4)])
-def test_more_blocks_than_there_are_is_all_of_them(t: int, blocks: int) -> None:
+def test_more_blocks_than_there_are_is_all_of_them(t, blocks):
     given = draw(t, heads=2)
     every = parallel_nsa(**given, block_size=SIZE, block_counts=blocks)
     assert every.equal(parallel_nsa(**given, block_size=SIZE, block_counts=1 << 30))
 
 
 @pytest.mark.parametrize("offsets", ["a pair", "strided"])
-def test_offsets_may_be_a_pair_or_strided(offsets: str) -> None:
+def test_offsets_may_be_a_pair_or_strided(offsets):
     says = {"block_size": SIZE, "block_indices": blocks(20)}
     given = {name: x for name, x in draw(20).items() if name in ("q", "k", "v")}
     cu = torch.tensor([0, 99, 5, 99, 20, 99], dtype=torch.int32, device=DEVICE)[::2]

@@ -1,12 +1,9 @@
 """A tiny model of Transformers trains, prefills and decodes by NSA, and says what it cannot do."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,14 +24,14 @@ SAYS = "^" + adapter.OP.replace("(", r"\(") + ": "
 adapter.register()
 
 
-def config(**says: Any) -> Any:
+def config(**says):
     sizes = {"vocab_size": 24, "hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
     options = {**sizes, **heads, "nsa": SIZES, "attn_implementation": adapter.NAME, **says}
     return transformers.LlamaConfig(**options)
 
 
-def model(gates: bool = False, **says: Any) -> Any:
+def model(gates=False, **says):
     torch.manual_seed(0)
     made = transformers.LlamaForCausalLM(config(**says)).to(DEVICE)
     if gates:
@@ -42,20 +39,20 @@ def model(gates: bool = False, **says: Any) -> Any:
     return made
 
 
-def ids(t: int, b: int = 1) -> torch.Tensor:
+def ids(t, b=1):
     return torch.randint(0, 24, (b, t), generator=torch.Generator().manual_seed(t)).to(DEVICE)
 
 
-def layer(**says: Any) -> Any:
+def layer(**says):
     return SimpleNamespace(is_causal=True, config=SimpleNamespace(nsa={**SIZES, **says}))
 
 
-def tensors(t: int, b: int = 2) -> list[torch.Tensor]:
+def tensors(t, b=2):
     generator = torch.Generator().manual_seed(t)
     return [torch.randn(b, h, t, 16, generator=generator).to(DEVICE) for h in (4, 2, 2)]
 
 
-def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Any) -> torch.Tensor:
+def by_definition(q, k, v, gates):
     """[B, T, HQ, Dv] of [B, heads, T, D] in float64, of a third a branch where gates are None."""
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
     means = [x.unfold(1, 8, 4).mean(-1) for x in (k, v)]
@@ -63,14 +60,14 @@ def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Any)
     return naive_nsa(q, k, v, *means, weights, **SIZES)
 
 
-def call(of: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **says: Any) -> torch.Tensor:
+def call(of, q, k, v, **says):
     out, weights = adapter.attention_forward(of, q, k, v, None, scaling=0.25, **says)
     assert weights is None
     return out
 
 
 @pytest.mark.parametrize("gates", [None, (0.1, 0.6, 0.2)])
-def test_prefill_and_what_comes_behind_a_cache_are_the_definition(gates) -> None:
+def test_prefill_and_what_comes_behind_a_cache_are_the_definition(gates):
     (q, k, v), of = tensors(22, b=1), layer(**({"gates": gates} if gates else {}))
     want, near = by_definition(q, k, v, gates), {"atol": 5e-5, "rtol": 5e-4}
     for new in (22, 1) if gates else (22, 5):
@@ -78,7 +75,7 @@ def test_prefill_and_what_comes_behind_a_cache_are_the_definition(gates) -> None
         torch.testing.assert_close(got.double(), want[:, -new:], **near)
 
 
-def test_a_token_behind_a_cache_has_gradients_where_they_are_wanted() -> None:
+def test_a_token_behind_a_cache_has_gradients_where_they_are_wanted():
     q, k, v = (x.requires_grad_() for x in tensors(11, b=1))
     weight = torch.randn(1, 1, 4, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     got = torch.autograd.grad(call(layer(), q[:, :, -1:], k, v), (q, k, v), weight)
@@ -87,7 +84,7 @@ def test_a_token_behind_a_cache_has_gradients_where_they_are_wanted() -> None:
         torch.testing.assert_close(a, b, atol=5e-5, rtol=5e-4)
 
 
-def test_a_model_learns_and_gradients_reach_all_its_parameters() -> None:
+def test_a_model_learns_and_gradients_reach_all_its_parameters():
     of, x = model(gates=True), ids(16)
     optimizer = torch.optim.Adam(of.parameters(), lr=0.04)
     losses = []
@@ -104,7 +101,7 @@ def test_a_model_learns_and_gradients_reach_all_its_parameters() -> None:
     assert of.model.layers[0].self_attn.nsa_gates.weight.any()
 
 
-def test_a_model_in_float32_learns_under_autocast() -> None:
+def test_a_model_in_float32_learns_under_autocast():
     of, x = model(gates=True), ids(12)
     exact = of(x, labels=x).loss.item()
     with torch.autocast(DEVICE, torch.bfloat16):
@@ -115,13 +112,13 @@ def test_a_model_in_float32_learns_under_autocast() -> None:
         assert parameter.grad.dtype == torch.float32 and parameter.grad.any(), name
 
 
-def test_tensors_of_two_dtypes_are_computed_in_that_of_the_values() -> None:
+def test_tensors_of_two_dtypes_are_computed_in_that_of_the_values():
     q, k, v = tensors(3, b=1)
     k, v = k.bfloat16(), v.bfloat16()
     assert call(layer(), q, k, v).equal(call(layer(), q.bfloat16(), k, v))
 
 
-def test_generation_with_the_models_cache_is_that_without() -> None:
+def test_generation_with_the_models_cache_is_that_without():
     of, x = model(gates=True).eval(), ids(15, b=2)
     with torch.no_grad():  # gates that hang on the token
         of.model.layers[0].self_attn.nsa_gates.weight.normal_()
@@ -137,7 +134,7 @@ def test_generation_with_the_models_cache_is_that_without() -> None:
         torch.testing.assert_close(a, b, atol=5e-5, rtol=5e-4)
 
 
-def test_packed_sequences_are_those_alone_and_must_be_told() -> None:
+def test_packed_sequences_are_those_alone_and_must_be_told():
     of, x = model().eval(), ids(19)
     pack = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     batch = pack([{"input_ids": part.tolist()} for part in (x[0, :8], x[0, 8:])])
@@ -153,7 +150,7 @@ def test_packed_sequences_are_those_alone_and_must_be_told() -> None:
             of(**batch)  # with a cache, as by default, no mask tells that they are packed
 
 
-def test_positions_are_read_once_a_forward_and_again_when_they_changed(monkeypatch) -> None:
+def test_positions_are_read_once_a_forward_and_again_when_they_changed(monkeypatch):
     (q, k, v), read = tensors(3), []
     monkeypatch.setattr(
         torch.Tensor, "diff", lambda x, of=torch.Tensor.diff: (read.append(1), of(x))[1]
@@ -173,7 +170,7 @@ def test_positions_are_read_once_a_forward_and_again_when_they_changed(monkeypat
             call(layer(), q, k, v, position_ids=untracked)
 
 
-def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path) -> None:
+def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path):
     says = {**SIZES, "gates": [0.2, 0.5, 0.25]}
     of, x = model(nsa=says).eval(), ids(12)
     with torch.no_grad():
@@ -188,7 +185,7 @@ def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path) ->
         call(of.model.layers[0].self_attn, *(y[:, :2] for y in tensors(3)))
 
 
-def test_learned_gates_are_loaded_as_documented_and_never_dropped_in_silence(tmp_path) -> None:
+def test_learned_gates_are_loaded_as_documented_and_never_dropped_in_silence(tmp_path):
     of, x = model(gates=True).eval(), ids(9)
     with torch.no_grad():
         of.model.layers[0].self_attn.nsa_gates.weight.normal_()
@@ -205,7 +202,7 @@ def test_learned_gates_are_loaded_as_documented_and_never_dropped_in_silence(tmp
         assert again(x).logits.equal(want)
 
 
-def test_a_model_is_loaded_to_run_nsa(tmp_path) -> None:
+def test_a_model_is_loaded_to_run_nsa(tmp_path):
     model(attn_implementation="eager").save_pretrained(tmp_path)
     load = transformers.AutoModelForCausalLM.from_pretrained
     of = load(tmp_path, attn_implementation=adapter.NAME)
@@ -213,7 +210,7 @@ def test_a_model_is_loaded_to_run_nsa(tmp_path) -> None:
     assert adapter.settings_of(of.config) == adapter.Settings(**SIZES)
 
 
-def test_the_papers_sizes_are_the_default() -> None:
+def test_the_papers_sizes_are_the_default():
     sizes = {"block": 32, "stride": 16, "block_size": 64, "n_selected": 16, "window": 512}
     settings = adapter.settings_of(config(nsa=None))
     assert settings.sizes == sizes and settings.gates == (1 / 3, 1 / 3, 1 / 3)
@@ -229,7 +226,7 @@ def test_the_papers_sizes_are_the_default() -> None:
         ({"learned": "yes"}, "learned of config.nsa is true or false"),
     ],
 )
-def test_settings_that_say_nothing_are_refused(says, word) -> None:
+def test_settings_that_say_nothing_are_refused(says, word):
     with pytest.raises(ValueError, match=SAYS + word):
         adapter.settings_of(SimpleNamespace(nsa=says))
 
@@ -248,12 +245,12 @@ def test_settings_that_say_nothing_are_refused(says, word) -> None:
         ({"block_table": torch.zeros(1)}, "no continuous batching"),
     ],
 )
-def test_what_nsa_does_not_compute_is_refused_by_the_layer(says, word) -> None:
+def test_what_nsa_does_not_compute_is_refused_by_the_layer(says, word):
     with pytest.raises(ValueError, match=SAYS + word):
         call(layer(), *tensors(3), **says)
 
 
-def test_queries_that_are_not_the_last_tokens_are_refused() -> None:
+def test_queries_that_are_not_the_last_tokens_are_refused():
     q, k, v = tensors(6)
     cu = torch.tensor([0, 2, 6], dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match=SAYS + "2 packed queries for 6 keys"):
@@ -265,7 +262,7 @@ def test_queries_that_are_not_the_last_tokens_are_refused() -> None:
         adapter.attention_forward(layer(), q, k, v, mask, cu_seq_lens_q=cu)
 
 
-def test_what_a_model_cannot_be_run_with_is_refused_by_the_model() -> None:
+def test_what_a_model_cannot_be_run_with_is_refused_by_the_model():
     x, of = ids(6, b=2), model().eval()
     padded = torch.ones_like(x)
     padded[0, 0] = 0
@@ -285,7 +282,7 @@ def test_what_a_model_cannot_be_run_with_is_refused_by_the_model() -> None:
             of(x)
 
 
-def test_layers_of_a_window_are_refused_when_the_mask_is_made() -> None:
+def test_layers_of_a_window_are_refused_when_the_mask_is_made():
     sizes = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 24}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
     says = transformers.MistralConfig(
@@ -296,7 +293,7 @@ def test_layers_of_a_window_are_refused_when_the_mask_is_made() -> None:
         of(ids(6))
 
 
-def test_masks_that_are_neither_causal_nor_of_packed_sequences_are_refused() -> None:
+def test_masks_that_are_neither_causal_nor_of_packed_sequences_are_refused():
     make = transformers.masking_utils.create_causal_mask
     of, embeddings = config(), torch.zeros(1, 6, 24, device=DEVICE)
     image = torch.tensor([[-1, 0, 0, 0, -1, -1]], device=DEVICE)  # tokens 1 to 3 see each other
@@ -312,7 +309,7 @@ def test_masks_that_are_neither_causal_nor_of_packed_sequences_are_refused() -> 
         adapter.causal_mask(6, 6, mask_function=lambda b, h, q, k: q >= k)
 
 
-def test_gates_that_cannot_be_learned_are_refused() -> None:
+def test_gates_that_cannot_be_learned_are_refused():
     of = model(nsa={**SIZES, "gates": (0.0, 1.0, 0.0)})
     with pytest.raises(ValueError, match=SAYS + "learned gates begin as those of config.nsa"):
         adapter.add_gates(of)
@@ -321,7 +318,7 @@ def test_gates_that_cannot_be_learned_are_refused() -> None:
 
 
 @pytest.mark.parametrize("version", [None, "4.57.6", "5.7.1"])
-def test_a_transformers_that_is_missing_or_older_is_named(version, monkeypatch) -> None:
+def test_a_transformers_that_is_missing_or_older_is_named(version, monkeypatch):
     found = SimpleNamespace(__version__=version) if version else None
     monkeypatch.setitem(sys.modules, "transformers", found)
     spec = importlib.util.spec_from_file_location(
@@ -332,7 +329,7 @@ def test_a_transformers_that_is_missing_or_older_is_named(version, monkeypatch) 
 
 
 @pytest.mark.parametrize("gates", [False, True])
-def test_a_compiled_model_is_one_graph_and_computes_the_same(gates: bool) -> None:
+def test_a_compiled_model_is_one_graph_and_computes_the_same(gates):
     of, x = model(gates), ids(20)
     compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
     results = []
@@ -347,7 +344,7 @@ def test_a_compiled_model_is_one_graph_and_computes_the_same(gates: bool) -> Non
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="an assertion on a GPU is the end of its context")
-def test_a_compiled_model_refuses_what_it_cannot_compute_when_it_runs() -> None:
+def test_a_compiled_model_refuses_what_it_cannot_compute_when_it_runs():
     of, x = model(), ids(20)
     compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
     twice = torch.arange(10, device=DEVICE).repeat(2)[None]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +10,12 @@ MakeSigned = Callable[..., Path]
 
 
 @pytest.fixture
-def signed(tmp_path: Path) -> MakeSigned:
+def signed(tmp_path):
     """Make a signed run in a folder of its own."""
     signer = SIGNER
 
-    def make(number: int = 0, **how: object) -> Path:
-        made = Made(run_id=f"20260101T000000Z-{number:06x}", seed=number, **how)  # type: ignore[arg-type]
+    def make(number=0, **how):
+        made = Made(run_id=f"20260101T000000Z-{number:06x}", seed=number, **how)
         folder = make_run(tmp_path / f"run{number}", made)
         seal(folder, signer)
         return folder

@@ -1,9 +1,5 @@
 """Bursts in an archive: an interval of the queue can be made of them again, years later."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -13,7 +9,6 @@ from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal, verify
 from nsabench.model.vocabulary import Regime, Role
-from nsabench.signing import Signer
 from nsabench.verdicts.statistics import ratio_of_rounds
 from nsabench.verdicts.tables import read_records
 from tests.runs import SIGNER, Made, make_run
@@ -24,13 +19,11 @@ ASKED = """SELECT round, time_ms, calls FROM samples
 
 
 @pytest.fixture
-def signer() -> Signer:
+def signer():
     return SIGNER
 
 
-def test_intervals_of_the_queue_are_made_again_of_what_is_archived(
-    tmp_path: Path, signer: Signer
-) -> None:
+def test_intervals_of_the_queue_are_made_again_of_what_is_archived(tmp_path, signer):
     run = make_run(tmp_path / "run", QUEUE)
     seal(run, signer)
     archive = Archive(str(tmp_path / "archive"), create=True)
@@ -49,7 +42,7 @@ def test_intervals_of_the_queue_are_made_again_of_what_is_archived(
         assert (again.value, again.lo, again.hi) == pytest.approx((made.ratio, made.lo, made.hi))
 
 
-def test_bursts_that_are_not_those_of_the_log(tmp_path: Path, signer: Signer) -> None:
+def test_bursts_that_are_not_those_of_the_log(tmp_path, signer):
     run = make_run(tmp_path / "run", QUEUE)
     path = run / "samples.parquet"
     table = pq.read_table(path)

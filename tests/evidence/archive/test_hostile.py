@@ -1,7 +1,5 @@
 """Hostile objects, written into an archive by a user with write access, spoil no answer."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -14,12 +12,10 @@ import pytest
 
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST
-from tests.evidence.archive.conftest import MakeSigned
 from tests.runs import SIGNER
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
-from nsabench.evidence.archive import Archive
 from tests.evidence.archive.test_verified import archive as archive
 from tests.evidence.archive.test_verified import folder
 from tests.evidence.manifest.test_tamper import seal_whatever
@@ -28,9 +24,7 @@ NAMES = ["a\nb", "x%2Fy", "\x1b[31m", "~", "*?", "é", "..x", os.fsdecode(b"\xff
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_strange_name_does_not_keep_the_others_from_being_read(
-    archive: Archive, signed: MakeSigned, name: str
-) -> None:
+def test_a_strange_name_does_not_keep_the_others_from_being_read(archive, signed, name):
     archive.add(signed(0))
     (folder(archive) / name).mkdir()
     (folder(archive) / name / MANIFEST).write_text("{}")
@@ -42,7 +36,7 @@ def test_a_strange_name_does_not_keep_the_others_from_being_read(
 
 
 @pytest.mark.parametrize("target", [".", "/", "/nowhere", "/dev/zero"])
-def test_links_lead_nowhere(archive: Archive, signed: MakeSigned, target: str) -> None:
+def test_links_lead_nowhere(archive, signed, target):
     archive.add(signed(0))
     names = archive.store.names()
     (folder(archive) / "link").symlink_to(target)
@@ -52,13 +46,11 @@ def test_links_lead_nowhere(archive: Archive, signed: MakeSigned, target: str) -
 
 
 @pytest.mark.parametrize("table", ["records", "samples"])
-def test_a_table_of_a_terabyte_is_not_hashed(
-    archive: Archive, signed: MakeSigned, table: str
-) -> None:
+def test_a_table_of_a_terabyte_is_not_hashed(archive, signed, table):
     _, prefix = archive.add(signed(0))
     [path] = (folder(archive) / prefix).glob(f"{table}-*")
     os.truncate(path, 1 << 40)
-    surveyed: list[list[str]] = []
+    surveyed = []
     # In a thread of its own, so that a hash of it ends with the tests.
     Thread(target=lambda: surveyed.append(archive.survey().broken), daemon=True).start()
     for _ in range(600):
@@ -68,7 +60,7 @@ def test_a_table_of_a_terabyte_is_not_hashed(
     assert len(surveyed) == 1 and "has more than" in surveyed[0][0]
 
 
-def renamed(table: pa.Table, of: str) -> pa.Table:
+def renamed(table, of):
     """Add a column to a table that names another run, under a name that SQL does not tell from
     run_id."""
     column = pa.array(["20260101T000000Z-aaaaaa"] * table.num_rows)
@@ -76,9 +68,7 @@ def renamed(table: pa.Table, of: str) -> pa.Table:
 
 
 @pytest.mark.parametrize("table", ["records", "comparisons", "samples"])
-def test_no_column_is_asked_for_by_the_name_of_another(
-    archive: Archive, signed: MakeSigned, table: str
-) -> None:
+def test_no_column_is_asked_for_by_the_name_of_another(archive, signed, table):
     """A column `RUN_ID` before `run_id` let the rows count for any run."""
     run = signed(0)
     path = run / f"{table}.parquet"

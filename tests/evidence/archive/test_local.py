@@ -1,7 +1,5 @@
 """An archive in a folder holds only whole runs, allows concurrent writers, and answers queries."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess
@@ -16,9 +14,8 @@ from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.evidence.manifest.seal import describe
 from nsabench.signing import keys
-from tests.cli.conftest import Nsabench, command
+from tests.cli.conftest import command
 from tests.cli.conftest import nsabench as nsabench
-from tests.evidence.archive.conftest import MakeSigned
 from tests.runs import SIGNER
 
 pytest.importorskip("obstore")
@@ -28,16 +25,16 @@ from nsabench.evidence.archive.query import query
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
+def archive(tmp_path):
     return Archive(str(tmp_path / "archive"), create=True)
 
 
-def check(archive: Archive) -> tuple[int, list[str], int]:
+def check(archive):
     found = archive.survey()
     return len(found.sound), found.broken, found.stray
 
 
-def test_adding_twice_is_harmless(archive: Archive, signed: MakeSigned) -> None:
+def test_adding_twice_is_harmless(archive, signed):
     run = signed()
     outcome, prefix = archive.add(run)
     assert outcome is Added.ADDED
@@ -48,7 +45,7 @@ def test_adding_twice_is_harmless(archive: Archive, signed: MakeSigned) -> None:
     assert check(archive) == (1, [], 0)
 
 
-def test_eight_writers_at_once(archive: Archive, signed: MakeSigned) -> None:
+def test_eight_writers_at_once(archive, signed):
     run = signed()
     line = command("archive", "add", run, "--to", archive.store.folder)
     writers = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for _ in range(8)]
@@ -57,7 +54,7 @@ def test_eight_writers_at_once(archive: Archive, signed: MakeSigned) -> None:
     assert check(archive) == (1, [], 0)
 
 
-def test_a_broken_run_is_not_added(archive: Archive, signed: MakeSigned) -> None:
+def test_a_broken_run_is_not_added(archive, signed):
     run = signed()
     (run / "records.parquet").write_bytes(b"PAR1")
     with pytest.raises(VerificationFailed, match=r"records\.parquet was changed"):
@@ -65,7 +62,7 @@ def test_a_broken_run_is_not_added(archive: Archive, signed: MakeSigned) -> None
     assert archive.store.names() == []
 
 
-def test_another_run_with_the_same_id_is_refused(archive: Archive, signed: MakeSigned) -> None:
+def test_another_run_with_the_same_id_is_refused(archive, signed):
     run = signed()
     archive.add(run)
     (run / "logs" / "0123456789ab.log").write_text("x")
@@ -75,7 +72,7 @@ def test_another_run_with_the_same_id_is_refused(archive: Archive, signed: MakeS
     assert check(archive) == (1, [], 0)
 
 
-def test_readers_see_whole_runs_only(archive: Archive, signed: MakeSigned) -> None:
+def test_readers_see_whole_runs_only(archive, signed):
     archive.add(signed(0))
     _, prefix = archive.add(signed(1))
     assert archive.store.folder is not None
@@ -85,7 +82,7 @@ def test_readers_see_whole_runs_only(archive: Archive, signed: MakeSigned) -> No
     assert check(archive) == (1, [], 3)
 
 
-def test_questions(archive: Archive, signed: MakeSigned) -> None:
+def test_questions(archive, signed):
     archive.add(signed(0))
     archive.add(signed(1, gpu="NVIDIA L4"))
     [row] = query(archive, "SELECT count(*) AS n FROM samples").to_pylist()
@@ -100,9 +97,7 @@ def test_questions(archive: Archive, signed: MakeSigned) -> None:
         query(archive, "SELECT nothing FROM runs")
 
 
-def test_a_column_that_one_run_has_is_null_for_the_other(
-    archive: Archive, signed: MakeSigned
-) -> None:
+def test_a_column_that_one_run_has_is_null_for_the_other(archive, signed):
     archive.add(signed(0))
     run = signed(7)
     table = pq.read_table(run / "records.parquet")
@@ -117,7 +112,7 @@ def test_a_column_that_one_run_has_is_null_for_the_other(
     assert query(archive, "SELECT median(time_ms) FROM samples GROUP BY run_id").num_rows == 2
 
 
-def test_the_commands(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) -> None:
+def test_the_commands(tmp_path, nsabench, signed):
     run, bad = signed(0), signed(1)
     (bad / "plan.json").write_text("")
     done = nsabench("archive", "add", bad, run, "--to", "a")
@@ -131,15 +126,13 @@ def test_the_commands(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) ->
     assert done.returncode == 2 and "archive nowhere does not exist" in done.stderr
 
 
-def test_the_view_of_runs_is_documented(archive: Archive, signed: MakeSigned) -> None:
+def test_the_view_of_runs_is_documented(archive, signed):
     archive.add(signed())
     page = yaml.safe_load((Path(__file__).parents[3] / "docs/reference.yaml").read_text())
     assert set(query(archive, "SELECT * FROM runs").column_names) == set(page["runs"])
 
 
-def test_a_folder_of_shards_is_skipped(
-    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
-) -> None:
+def test_a_folder_of_shards_is_skipped(tmp_path, nsabench, signed):
     folder = tmp_path / "whole.shards"
     folder.mkdir()
     signed(1).rename(folder / "1")
@@ -148,9 +141,7 @@ def test_a_folder_of_shards_is_skipped(
     assert done.stdout.count("added: ") == 1 and "whole.shards" in done.stderr
 
 
-def test_a_query_that_no_run_answers_says_why(
-    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
-) -> None:
+def test_a_query_that_no_run_answers_says_why(tmp_path, nsabench, signed):
     Archive(str(tmp_path / "a"), create=True).add(signed(0))
     keys.generate(tmp_path / "other.key", b"long enough to be one")
     asked = ("archive", "query", "a", "SELECT * FROM runs", "--key", "other.key.pub")
@@ -159,7 +150,7 @@ def test_a_query_that_no_run_answers_says_why(
     assert SIGNER.keyid in done.stderr or "ephemeral" in done.stderr
 
 
-def test_a_full_disk_asks_for_room(archive: Archive) -> None:
+def test_a_full_disk_asks_for_room(archive):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
     try:
@@ -170,9 +161,7 @@ def test_a_full_disk_asks_for_room(archive: Archive) -> None:
     assert "room" in refused.value.remedy and "AWS" not in refused.value.remedy
 
 
-def test_what_is_gone_is_one_broken_run_and_hides_no_other(
-    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
-) -> None:
+def test_what_is_gone_is_one_broken_run_and_hides_no_other(tmp_path, nsabench, signed):
     archive = Archive(str(tmp_path / "a"), create=True)
     prefixes = [archive.add(signed(i))[1] for i in range(3)]
     [gone] = (tmp_path / "a" / prefixes[0]).glob("records-*.parquet")
@@ -186,7 +175,7 @@ def test_what_is_gone_is_one_broken_run_and_hides_no_other(
     assert "2 of 3 runs are broken" in done.stderr
 
 
-def test_a_manifest_that_names_no_table_is_broken(archive: Archive, signed: MakeSigned) -> None:
+def test_a_manifest_that_names_no_table_is_broken(archive, signed):
     run = signed()
     _, prefix = archive.add(run)
     statement = describe(run, SIGNER)

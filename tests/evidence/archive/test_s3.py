@@ -1,7 +1,5 @@
 """An archive in S3: a real server on loopback, its refusals, and its death during an upload."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,7 +14,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -24,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
-from tests.evidence.archive.conftest import MakeSigned
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
@@ -56,12 +52,12 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
 
-    def stop(self) -> None:
+    def stop(self):
         self.process.kill()
         self.process.wait()
 
 
-def start(folder: Path) -> Server:
+def start(folder):
     (folder / "data").mkdir(exist_ok=True)
     config = folder / "s3.json"
     config.write_text(json.dumps(IDENTITIES))
@@ -95,7 +91,7 @@ def start(folder: Path) -> Server:
     return server
 
 
-def _make_bucket(server: Server, filer: int) -> None:
+def _make_bucket(server, filer):
     """Wait for the server; a folder below /buckets is a bucket."""
     until = time.monotonic() + 60
     bucket = urllib.request.Request(f"http://127.0.0.1:{filer}/buckets/bench/", method="POST")
@@ -117,18 +113,18 @@ def _make_bucket(server: Server, filer: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     started = start(tmp_path_factory.mktemp("weed"))
     yield started
     started.stop()
 
 
 @pytest.fixture
-def locate(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def locate(server, monkeypatch):
     """Set the variables of an identity; returns an address of its own for each test."""
     prefix = f"{random.getrandbits(32):08x}"
 
-    def enter(identity: str = "writer", secret: str | None = None, on: Server = server) -> str:
+    def enter(identity="writer", secret=None, on=server):
         monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{on.port}")
         monkeypatch.setenv("AWS_REGION", "us-east-1")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", identity)
@@ -138,7 +134,7 @@ def locate(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
     return enter
 
 
-def test_add_list_verify_query(locate: Callable[..., str], signed: MakeSigned) -> None:
+def test_add_list_verify_query(locate, signed):
     archive = Archive(locate(), create=True)
     runs = [signed(0), signed(1)]
     assert [archive.add(run)[0] for run in runs] == [Added.ADDED] * 2
@@ -161,13 +157,7 @@ def test_add_list_verify_query(locate: Callable[..., str], signed: MakeSigned) -
         ({"AWS_ENDPOINT": "http://127.0.0.1:1"}, "s3://bench/x", "AWS_ENDPOINT_URL"),
     ],
 )
-def test_a_refusal_names_what_to_change(
-    locate: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str | None],
-    location: str,
-    remedy: str,
-) -> None:
+def test_a_refusal_names_what_to_change(locate, monkeypatch, variables, location, remedy):
     locate()
     for name, value in variables.items():
         if value is None:
@@ -183,7 +173,7 @@ def test_a_refusal_names_what_to_change(
 class Refusing(BaseHTTPRequestHandler):
     """Answers as S3 does if the clock of the caller is wrong, or the caller has no credentials."""
 
-    def answer(self) -> None:
+    def answer(self):
         content = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
         self.send_response(403)
         self.send_header("Content-Length", str(len(content)))
@@ -192,16 +182,14 @@ class Refusing(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = answer  # noqa: N815 (the names that http.server calls)
 
-    def log_message(self, format: str, *arguments: object) -> None:
+    def log_message(self, format, *arguments):
         pass
 
 
 @pytest.mark.parametrize(
     ("without", "remedy"), [((), "clock"), (("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"), "AWS_ACCESS")]
 )
-def test_a_wrong_clock_and_missing_credentials(
-    locate: Callable[..., str], monkeypatch: pytest.MonkeyPatch, without: Sequence[str], remedy: str
-) -> None:
+def test_a_wrong_clock_and_missing_credentials(locate, monkeypatch, without, remedy):
     location = locate()
     for name in without:
         monkeypatch.delenv(f"AWS_{name}")
@@ -222,7 +210,7 @@ def test_a_wrong_clock_and_missing_credentials(
         *("http://a b", " http://a", "http://a\n", "http://ü.example", "http://%zz", "http://a<b>"),
     ],
 )
-def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def test_an_endpoint_that_is_no_address(monkeypatch, endpoint):
     """obstore panics at some of them."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(UsageError, match="AWS_ENDPOINT_URL") as refused:
@@ -231,9 +219,7 @@ def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, endpoin
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
-def test_a_line_break_at_the_end_of_a_variable(
-    locate: Callable[..., str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_line_break_at_the_end_of_a_variable(locate, monkeypatch, name):
     """obstore panics when it builds a header."""
     location = locate()
     monkeypatch.setenv(name, "a\n")
@@ -248,16 +234,14 @@ def test_a_line_break_at_the_end_of_a_variable(
         *("s3://be nch/x", "s3://[bench/x", "s3://%zz/x"),
     ],
 )
-def test_an_address_of_no_bucket_makes_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
-) -> None:
+def test_an_address_of_no_bucket_makes_no_folder(tmp_path, monkeypatch, location):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=re.escape(location)):
         Archive(location, create=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_identity_that_may_only_read(locate: Callable[..., str], signed: MakeSigned) -> None:
+def test_an_identity_that_may_only_read(locate, signed):
     run = signed()
     Archive(locate()).add(run)
     archive = Archive(locate("reader"))
@@ -271,20 +255,20 @@ class Tap:
     """A way to the server that hands an upload on in pieces, and kills the server in the middle of
     one: SIGKILL, after `after` bytes of the body of the first object whose name holds `name`."""
 
-    def __init__(self, server: Server, name: bytes, after: int) -> None:
+    def __init__(self, server, name, after):
         self.server, self.name, self.after = server, name, after
         self.size = self.handed_on = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept(self):
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
-    def _serve(self, client: socket.socket) -> None:
+    def _serve(self, client):
         to = ("127.0.0.1", self.server.port)
         with client, contextlib.suppress(OSError), socket.create_connection(to) as upstream:
             answers = threading.Thread(target=_hand_on, args=(upstream, client), daemon=True)
@@ -294,7 +278,7 @@ class Tap:
                 self._watch(piece)
             answers.join(5)
 
-    def _watch(self, piece: bytes) -> None:
+    def _watch(self, piece):
         if not self.size:
             head, blank, body = piece.partition(b"\r\n\r\n")
             if not (blank and head.startswith(b"PUT ") and self.name in head.partition(b"\r\n")[0]):
@@ -307,20 +291,18 @@ class Tap:
             os.kill(self.server.process.pid, signal.SIGKILL)
             self.server.process.wait()
 
-    def close(self) -> None:
+    def close(self):
         self._listening.close()
 
 
-def _hand_on(source: socket.socket, target: socket.socket) -> None:
+def _hand_on(source, target):
     with contextlib.suppress(OSError):
         while piece := source.recv(65_536):
             target.sendall(piece)
         target.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_server_that_is_killed_in_the_middle_of_an_upload(
-    tmp_path: Path, locate: Callable[..., str], signed: MakeSigned
-) -> None:
+def test_a_server_that_is_killed_in_the_middle_of_an_upload(tmp_path, locate, signed):
     """The run is not there, half of it is not taken for a run, and it can be added again."""
     own = start(tmp_path)
     run = signed(samples=4000)
@@ -346,9 +328,7 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload(
         own.stop()
 
 
-def test_keys_of_s3_that_no_file_can_have(
-    locate: Callable[..., str], signed: MakeSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_of_s3_that_no_file_can_have(locate, signed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     archive = Archive(locate())
     archive.add(signed(0))
@@ -363,8 +343,8 @@ def test_keys_of_s3_that_no_file_can_have(
 
 
 def test_an_object_of_s3_that_was_exchanged_since_it_was_verified(
-    locate: Callable[..., str], signed: MakeSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    locate, signed, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     archive = Archive(locate())
     archive.add(signed(0))

@@ -1,11 +1,8 @@
 """A query reads copies of tables. They hold what verified manifests name, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,12 +10,10 @@ import pytest
 
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal, verify
-from tests.evidence.archive.conftest import MakeSigned
 from tests.runs import SIGNER
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
-from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
 from tests.evidence.archive.test_verified import archive as archive
 from tests.evidence.archive.test_verified import folder
@@ -27,26 +22,22 @@ RUNS = "SELECT run_id, count(*) AS n FROM records GROUP BY 1 ORDER BY 1"
 N = 48  # records of a run
 
 
-def ask(archive: Archive) -> list[int]:
+def ask(archive):
     return [row["n"] for row in query(archive, RUNS).to_pylist()]
 
 
-def copies(tmp_path: Path) -> list[Path]:
+def copies(tmp_path):
     return sorted((tmp_path / "cache").rglob("records-*.duckdb"))
 
 
-def test_a_run_that_came_later_is_in_the_answer(
-    archive: Archive, signed: MakeSigned, tmp_path: Path
-) -> None:
+def test_a_run_that_came_later_is_in_the_answer(archive, signed, tmp_path):
     for number in range(3):
         archive.add(signed(number))
         assert ask(archive) == [N] * (number + 1)
     assert len(copies(tmp_path)) == 3
 
 
-def test_a_run_that_was_removed_is_in_no_answer(
-    archive: Archive, signed: MakeSigned, tmp_path: Path
-) -> None:
+def test_a_run_that_was_removed_is_in_no_answer(archive, signed, tmp_path):
     _, prefix = archive.add(signed(0))
     archive.add(signed(1))
     assert ask(archive) == [N, N]
@@ -60,9 +51,7 @@ def test_a_run_that_was_removed_is_in_no_answer(
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1"])
-def test_a_copy_that_is_damaged_is_made_again(
-    archive: Archive, signed: MakeSigned, tmp_path: Path, content: bytes
-) -> None:
+def test_a_copy_that_is_damaged_is_made_again(archive, signed, tmp_path, content):
     archive.add(signed(0))
     ask(archive)
     [path] = copies(tmp_path)
@@ -70,7 +59,7 @@ def test_a_copy_that_is_damaged_is_made_again(
     assert ask(archive) == [N]
 
 
-def test_copies_do_not_become_many(archive: Archive, signed: MakeSigned, tmp_path: Path) -> None:
+def test_copies_do_not_become_many(archive, signed, tmp_path):
     """Two processes may copy the same run. It counts once."""
     archive.add(signed(0))
     ask(archive)
@@ -81,15 +70,13 @@ def test_copies_do_not_become_many(archive: Archive, signed: MakeSigned, tmp_pat
     assert len(copies(tmp_path)) == 1
 
 
-def test_without_a_cache(
-    archive: Archive, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache(archive, signed, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
     archive.add(signed(0))
     assert ask(archive) == [N]
 
 
-def test_a_disk_that_is_full(archive: Archive, signed: MakeSigned, tmp_path: Path) -> None:
+def test_a_disk_that_is_full(archive, signed, tmp_path):
     archive.add(signed(0))
     runs = archive.runs()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -104,12 +91,10 @@ def test_a_disk_that_is_full(archive: Archive, signed: MakeSigned, tmp_path: Pat
     assert ask(archive) == [N]
 
 
-def test_without_hard_links(
-    archive: Archive, signed: MakeSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_hard_links(archive, signed, tmp_path, monkeypatch):
     """Some file systems have none, and would otherwise fill with copies that are never read."""
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise PermissionError
 
     archive.add(signed(0))
@@ -118,7 +103,7 @@ def test_without_hard_links(
     assert copies(tmp_path) == []
 
 
-def test_what_killed_queries_left(archive: Archive, signed: MakeSigned, tmp_path: Path) -> None:
+def test_what_killed_queries_left(archive, signed, tmp_path):
     archive.add(signed(0))
     ask(archive)
     [path] = copies(tmp_path)
@@ -131,9 +116,7 @@ def test_what_killed_queries_left(archive: Archive, signed: MakeSigned, tmp_path
     assert not old.exists() and new.exists()
 
 
-def test_a_table_that_was_exchanged_since_it_was_verified(
-    archive: Archive, signed: MakeSigned
-) -> None:
+def test_a_table_that_was_exchanged_since_it_was_verified(archive, signed):
     archive.add(signed(0))
     runs = archive.runs()
     table = folder(archive) / runs[0].object("records")
@@ -142,7 +125,7 @@ def test_a_table_that_was_exchanged_since_it_was_verified(
         query(archive, RUNS, runs)
 
 
-def test_columns_that_other_versions_call_alike(archive: Archive, signed: MakeSigned) -> None:
+def test_columns_that_other_versions_call_alike(archive, signed):
     """A run cannot keep the others from being asked by what its columns are."""
     columns = {
         "new_column": pa.array([1.5] * N),
@@ -166,7 +149,7 @@ FILES = """SELECT t.database_name, t.table_name, path FROM duckdb_tables() AS t
            JOIN duckdb_databases() USING (database_name) WHERE path IS NOT NULL -- records"""
 
 
-def test_a_query_changes_no_copy(archive: Archive, signed: MakeSigned, tmp_path: Path) -> None:
+def test_a_query_changes_no_copy(archive, signed, tmp_path):
     """Otherwise a query could change the answers of later ones."""
     archive.add(signed(0))
     ask(archive)
@@ -188,18 +171,14 @@ def test_a_query_changes_no_copy(archive: Archive, signed: MakeSigned, tmp_path:
     assert ask(archive) == [N]
 
 
-def test_a_cache_in_a_folder_of_any_name(
-    archive: Archive, signed: MakeSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_in_a_folder_of_any_name(archive, signed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache" / "of o'Brien [*]"))
     archive.add(signed(0))
     assert ask(archive) == ask(archive) == [N]
     assert len(copies(tmp_path)) == 1
 
 
-def test_columns_of_one_run_that_sql_does_not_distinguish(
-    archive: Archive, signed: MakeSigned
-) -> None:
+def test_columns_of_one_run_that_sql_does_not_distinguish(archive, signed):
     run = signed(0)
     table = pq.read_table(run / "records.parquet")
     for name, value in (("extra", 1.5), ("Extra", {"x": 1}), ("EXTRA", "text"), ("none", None)):

@@ -1,12 +1,8 @@
 """What an archive answers from: verified runs, each once, and its three views."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,12 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal
 from nsabench.evidence.manifest.seal import describe
-from nsabench.evidence.manifest.statement import Predicate, Trust
+from nsabench.evidence.manifest.statement import Trust
 from nsabench.signing import Signer
 from nsabench.signing.keys import public_pem
-from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
-from tests.evidence.archive.conftest import MakeSigned
 from tests.evidence.manifest.test_tamper import seal_whatever
 from tests.runs import SIGNER, Made, claim_rows, make_run
 
@@ -32,17 +26,17 @@ from nsabench.evidence.archive.query import query
 
 
 @pytest.fixture
-def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
+def archive(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Archive(str(tmp_path / "archive"), create=True)
 
 
-def folder(archive: Archive) -> Path:
+def folder(archive):
     assert archive.store.folder is not None
     return archive.store.folder
 
 
-def test_the_same_run_under_another_gpu_is_refused(archive: Archive, signed: MakeSigned) -> None:
+def test_the_same_run_under_another_gpu_is_refused(archive, signed):
     run = signed(0)
     archive.add(run)
     shutil.rmtree(run)
@@ -52,9 +46,7 @@ def test_the_same_run_under_another_gpu_is_refused(archive: Archive, signed: Mak
     assert archive.store.names() == names
 
 
-def test_a_run_that_was_put_there_twice_is_answered_by_neither(
-    archive: Archive, signed: MakeSigned, tmp_path: Path
-) -> None:
+def test_a_run_that_was_put_there_twice_is_answered_by_neither(archive, signed, tmp_path):
     """An attacker with write access adds files without nsabench."""
     other = Archive(str(tmp_path / "other"), create=True)
     run = signed(0)
@@ -70,10 +62,10 @@ def test_a_run_that_was_put_there_twice_is_answered_by_neither(
     assert answer.to_pylist() == [{"n": 48}]
 
 
-def resign(archive: Archive, prefix: str, run: Path, change: Callable[..., object]) -> None:
+def resign(archive, prefix, run, change):
     """A manifest in the archive that is signed, and says something else of the run."""
     statement = describe(run, SIGNER)
-    predicate = statement.predicate.model_copy(update=change(statement.predicate))  # type: ignore[arg-type]
+    predicate = statement.predicate.model_copy(update=change(statement.predicate))
     statement = statement.model_copy(update={"predicate": predicate})
     (folder(archive) / prefix / MANIFEST).write_bytes(
         dsse.sign(statement.to_json(), SIGNER.key).to_json()
@@ -89,13 +81,11 @@ def resign(archive: Archive, prefix: str, run: Path, change: Callable[..., objec
         ("", {"controls_caught": False}, "what was signed: controls_caught is False"),
     ],
 )
-def test_a_summary_that_lies(
-    archive: Archive, signed: MakeSigned, part: str, change: dict[str, object], said: str
-) -> None:
+def test_a_summary_that_lies(archive, signed, part, change, said):
     run = signed(0)
     _, prefix = archive.add(run)
 
-    def lie(predicate: Predicate) -> dict[str, object]:
+    def lie(predicate):
         return {part: getattr(predicate, part).model_copy(update=change)} if part else change
 
     resign(archive, prefix, run, lie)
@@ -109,9 +99,7 @@ def test_a_summary_that_lies(
         assert "what was signed: gpu is 'NVIDIA B200' and should be 'NVIDIA H200'" in sentence
 
 
-def test_what_was_altered_is_in_no_answer(
-    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
-) -> None:
+def test_what_was_altered_is_in_no_answer(tmp_path, nsabench, signed):
     archive = Archive(str(tmp_path / "a"), create=True)
     archive.add(signed(0))
     _, prefix = archive.add(signed(1))
@@ -133,7 +121,7 @@ def test_what_was_altered_is_in_no_answer(
     assert [run.run_id[-1] for run in archive.runs()] == ["0"]
 
 
-def test_what_changes_after_it_was_seen_is_read_again(archive: Archive, signed: MakeSigned) -> None:
+def test_what_changes_after_it_was_seen_is_read_again(archive, signed):
     _, prefix = archive.add(signed(0))
     assert len(archive.runs()) == 1
     [path] = (folder(archive) / prefix).glob("samples-*.parquet")
@@ -142,7 +130,7 @@ def test_what_changes_after_it_was_seen_is_read_again(archive: Archive, signed: 
     assert archive.runs() == [], "another content of the same name and size"
 
 
-def test_trust_is_the_readers(archive: Archive, signed: MakeSigned) -> None:
+def test_trust_is_the_readers(archive, signed):
     archive.add(signed(0))
     [run] = archive.runs()
     assert run.trust is Trust.EPHEMERAL
@@ -150,9 +138,7 @@ def test_trust_is_the_readers(archive: Archive, signed: MakeSigned) -> None:
     assert [r.trust for r in archive.runs(frozenset({keyid}))] == [Trust.PINNED]
 
 
-def test_a_key_leaves_out_what_others_signed(
-    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
-) -> None:
+def test_a_key_leaves_out_what_others_signed(tmp_path, nsabench, signed):
     other = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
     strange = make_run(tmp_path / "strange", Made(run_id="strange"), signer=other)
     seal(strange, other)
@@ -195,9 +181,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("sql", REFUSED)
-def test_a_query_reaches_no_file_and_changes_no_setting(
-    archive: Archive, signed: MakeSigned, tmp_path: Path, sql: str
-) -> None:
+def test_a_query_reaches_no_file_and_changes_no_setting(archive, signed, tmp_path, sql):
     _, prefix = archive.add(signed(0))
     [table] = (folder(archive) / prefix).glob("records-*.parquet")
     away, before = tmp_path / "away", table.read_bytes()
@@ -207,7 +191,7 @@ def test_a_query_reaches_no_file_and_changes_no_setting(
     assert not away.exists() and table.read_bytes() == before
 
 
-def test_questions_that_are_allowed(archive: Archive, signed: MakeSigned) -> None:
+def test_questions_that_are_allowed(archive, signed):
     archive.add(signed(0))
     for sql in (
         "WITH q AS (SELECT * FROM records) SELECT count(*) FROM q JOIN samples USING (case_id)",
@@ -222,7 +206,7 @@ def test_questions_that_are_allowed(archive: Archive, signed: MakeSigned) -> Non
         assert query(archive, sql).num_rows > 0, sql
 
 
-def test_a_query_that_takes_too_much(archive: Archive, signed: MakeSigned) -> None:
+def test_a_query_that_takes_too_much(archive, signed):
     archive.add(signed(0))
     with pytest.raises(UsageError, match=r"takes more than 0\.2 s"):
         query(
@@ -236,7 +220,7 @@ def test_a_query_that_takes_too_much(archive: Archive, signed: MakeSigned) -> No
         query(archive, "SELECT list(repeat('a', 1000) || range) FROM range(10000000)")
 
 
-def test_a_table_of_endless_rows_is_not_opened(archive: Archive, signed: MakeSigned) -> None:
+def test_a_table_of_endless_rows_is_not_opened(archive, signed):
     """In an archive, where no log says how many there may be."""
     run = signed(0)
     _, prefix = archive.add(run)

@@ -1,14 +1,10 @@
 """Sixteen hosts write into one bucket at once, and one is killed in the middle."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +12,6 @@ pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
 from nsabench.evidence.archive import Added, Archive
 from tests import forked
-from tests.evidence.archive.conftest import MakeSigned
 from tests.evidence.archive.test_s3 import WEED, Server, Tap, locate, server
 
 __all__ = ["locate", "server"]
@@ -25,9 +20,7 @@ WRITERS = 16
 BEGUN = (sys.executable, "-m", "nsabench")  # not forked: a killed fork would leave a child to kill
 
 
-def writer(
-    run: Path, location: str, program: Sequence[str | Path] = BEGUN, **variables: str
-) -> subprocess.Popen[str]:
+def writer(run, location, program=BEGUN, **variables):
     return subprocess.Popen(
         [*program, "archive", "add", str(run), "--to", location],
         env={**os.environ, **variables},
@@ -38,12 +31,12 @@ def writer(
 
 
 @contextmanager
-def reader(location: str) -> Iterator[list[str]]:
+def reader(location):
     """Looks all the while; what it finds broken."""
-    broken: list[str] = []
+    broken = []
     ended = threading.Event()
 
-    def look() -> None:
+    def look():
         archive = Archive(location)
         while not ended.is_set():
             broken.extend(archive.survey().broken)
@@ -58,22 +51,16 @@ def reader(location: str) -> Iterator[list[str]]:
 
 
 @needs_s3
-def test_sixteen_writers(
-    server: Server,
-    locate: Callable[..., str],
-    signed: MakeSigned,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sixteen_writers(server, locate, signed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     location = locate()
     runs = [signed(number) for number in range(WRITERS - 2)]
     large = signed(WRITERS, samples=4000)
     most = (large / "samples.parquet").stat().st_size // 4
-    tap = Tap(Server(None, server.port), b"samples-", after=most)  # type: ignore[arg-type]
+    tap = Tap(Server(None, server.port), b"samples-", after=most)
     through_it = {"AWS_ENDPOINT": f"http://127.0.0.1:{tap.port}"}
     with reader(location) as broken:
-        killed = tap.server.process = writer(large, location, **through_it)  # type: ignore[assignment]
+        killed = tap.server.process = writer(large, location, **through_it)
         quick = [forked.shim()]
         writers = [writer(run, location, quick) for run in runs]
         writers.append(writer(runs[5], location, quick))  # the same run again, from another host
