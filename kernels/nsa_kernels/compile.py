@@ -29,7 +29,7 @@ SIZES = {"block": 32, "stride": 16, "block_size": 64, "n_selected": 16, "window"
 
 
 class Compiler:
-    """Compile each variant of a kernel once, in several threads. They run in parallel, since
+    """Compile each variant of a kernel once, in several threads. These run in parallel, since
     Triton's passes and the assembler do not hold Python's lock."""
 
     def __init__(self, threads: int) -> None:

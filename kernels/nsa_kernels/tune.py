@@ -1,9 +1,9 @@
 """python -m nsa_kernels.tune [CLASS...]: measure the best tile of each shape class on this GPU.
 
-A shape class is a set of shapes that share a tile, which a rule in ``launch.config`` chooses. For
-each class, one shape is timed with every tile that fits in shared memory. The tiles take turns, and
-L2 is flushed before each call. A tile that beats the rule's tile by ``MARGIN`` is written to the
-file that ``launch.tuned`` reads in later processes. Tiles of other classes stay in this file.
+A shape class is a set of shapes that share a tile, which a rule (as in ``rows/config.py``) chooses.
+For each class, one shape is timed with every tile that fits in shared memory. The tiles take turns,
+and L2 is flushed before each call. If the fastest tile beats the rule's by ``MARGIN``, it goes into
+the file that ``launch.tuned`` reads in later processes. Tiles of other classes stay there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Trial:
-    """A call to time: the op, its tensors, and the function that makes its ``Config`` of sizes."""
+    """A call to time: the op, its tensors, and the function that makes a ``Config``."""
 
     launch: Callable[..., Any]
     tensors: tuple[torch.Tensor, ...]

@@ -100,7 +100,7 @@ def _differentiate(
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative(_op(ctx.numbers[2]))
     *inputs, out, lse = ctx.saved_tensors
-    # ``out.sum()`` has an expanded gradient. Copy it here: a copy in a launch prevents replays.
+    # The gradient of ``out.sum()`` is expanded. A copy within the launch would prevent replays.
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()

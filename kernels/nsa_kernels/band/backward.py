@@ -30,8 +30,8 @@ def band_backward(
     gated: Gated | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv of ``band_forward``. ``grad`` and ``grad_lse`` [B,HQ,T] are contiguous;
-    ``grad_lse`` may be None. With ``gated``, ``grad`` is the gradient of the gated sum, and ``out``
-    is not read."""
+    ``grad_lse`` may be None. With ``gated``, ``grad`` is the gradient of the gated sum, ``out`` is
+    not read, and dq is added to ``gated.dq`` if there is one."""
     b, t, hq, d = q.shape
     n, h, dv = v.shape[1:]
     group = hq // h

@@ -21,7 +21,7 @@ def compressed_attention(
     stride: int = 16,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of query t over the compressed keys whose tokens are all at or before t.
+    """Attend with query t to the compressed keys whose tokens are all at or before t.
 
     These are the first max(0, (t + 1 - block) // stride + 1) keys. Differentiable in q, k_cmp and
     v_cmp, through both results; the gradients are deterministic.

@@ -21,7 +21,7 @@ class Tiles:
     num_stages: int
 
 
-# Forward tiles for over MANY_KEYS compressed keys of wide heads, if shared memory is large enough.
+# Forward tiles for over MANY_KEYS compressed keys, under conditions in ``forward_tiles``.
 LONG = Tiles(64, 64, 4, 3)
 MANY_KEYS = 1024
 
@@ -29,10 +29,9 @@ MANY_KEYS = 1024
 def value_columns(d: int, dv: int, itemsize: int) -> int:
     """Return the columns of a tile of values in the forward pass: ``dv``, and masked ones.
 
-    A row of values gets as many bytes as a row of keys, up to 128, so that both have the same
-    layout in shared memory. Rows at odd addresses cannot be copied asynchronously. If their layouts
-    differ, ptxas 12.8 miscompiles them: it takes the address of values from a register that was
-    never written.
+    A row of 16-bit values gets at least as many bytes as a row of keys, up to 128, so that both
+    have the same layout in shared memory. With two layouts, if rows are at odd addresses and copies
+    so not asynchronous, ptxas 12.8 takes the address of values from a register never written.
     """
     columns = next_power_of_2(dv)
     return max(columns, min(next_power_of_2(d), 64)) if itemsize == 2 else columns
@@ -46,7 +45,7 @@ def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
 
 
 def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) -> Tiles:
-    """Return ``tiles``, shrunk until they fit in the shared memory of the device.
+    """Return ``tiles``, shrunk to fit in the shared memory of the device; in float32, fixed ones.
 
     A loop stages keys and keeps queries, or with ``stage_queries`` the reverse.
     """
@@ -67,7 +66,6 @@ def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) ->
 
 
 def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
-    """Return the tiles of the forward pass (notes/bands.md)."""
     widest = max(q.shape[3], v.shape[3])
     programs = cdiv(q.shape[1], 64) * q.shape[2] * q.shape[0]
     few = programs <= 2 * device_limits(q.device).processors

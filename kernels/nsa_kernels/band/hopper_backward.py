@@ -1,5 +1,4 @@
-"""The backward launches, on Hopper, of attention under a band (``geometry.Band``), if it is a
-branch of a gated sum."""
+"""Backward launches on Hopper of attention under a band (``geometry.Band``) in a gated sum."""
 
 from __future__ import annotations
 
@@ -98,8 +97,8 @@ def launch_dkv(
     band: Band,
     sm_scale: float,
 ) -> None:
-    """Fill dk and dv [B,N,H,D], contiguous. Each batch entry has its own launch. One more launch
-    adds up shares."""
+    """Fill dk and dv [B,N,H,D], contiguous. Each batch entry has its own launch. If programs share
+    key tiles, one more launch adds up their sums."""
     from .kernels.hopper_dkv import band_hopper_dkv_kernel
 
     b, t, hq, d = q.shape

@@ -19,7 +19,7 @@ def sliding_window(
     window: int,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of query t over the keys max(0, t - window + 1) .. t of its sequence.
+    """Attend with query t to the keys max(0, t - window + 1) .. t of its sequence.
 
     Differentiable in q, k and v, through both results; the gradients are deterministic.
 

@@ -28,7 +28,7 @@ from ..selection.blocks.checks import BLOCK_SIZES
 
 OP = "parallel_nsa"
 FORCED = LOCAL_BLOCKS + 1
-"""Blocks that are always selected: the first, and the last two."""
+"""How many blocks are always selected: the first, and the last two."""
 MAX_INDEX = 2**31 - 1
 
 
@@ -46,7 +46,7 @@ def parallel_nsa(
     scale: float | None = None,
     cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """NSA by fla-core's definition and names; differentiable in q, k, v and the gates.
+    """Compute NSA by fla-core's definition; differentiable in q, k, v and the gates.
 
     The result is selection times g_slc, plus compression times g_cmp, plus the window times g_swa.
     If g_slc is None, it counts as 1. If g_cmp is None, there is no compression. If ``window_size``
@@ -58,11 +58,11 @@ def parallel_nsa(
         g_cmp, g_slc, g_swa: gates [B, T, HQ], of any floating dtype.
         block_indices: integers [B, T, H, S], counted from the start of the query's sequence. If
             None, the blocks are chosen by the weights of the compressed keys, which needs g_cmp.
-        block_counts: how many blocks a query selects, if there are no block_indices: at least three
-            (the first and the last two), then those with the largest weights. Among equal weights,
-            the lowest index is chosen. Integers [B, T, H] give each query its own count, and the
-            largest count is read on the host. With block_indices, such counts say how many of the
-            row's first blocks are used, and a single number has no effect.
+        block_counts: how many blocks a query selects if block_indices is None: the first, the last
+            two, then those with the largest weights. Among equal weights, the lowest index is
+            chosen. A number must be at least 3. Integers [B, T, H] give each row (query, key head)
+            its own count, and the largest is read on the host. With block_indices, a tensor says
+            how many of the first blocks of a row are used, and a number has no effect.
         block_size: 16, 32, 64 or 128.
         window_size: number of keys in the window, including the query's own; 0: no window.
         scale: positive factor on q.k; 1/sqrt(D) when None.
@@ -70,12 +70,12 @@ def parallel_nsa(
             the same tensor twice.
 
     Returns:
-        [B, T, HQ, Dv] in q's dtype. Unlike in fla-core, a repeated block counts once, a query
-        without blocks gets 0, and the number of blocks is not rounded up to a power of two.
+        [B, T, HQ, Dv] in q's dtype. Unlike in fla-core, a repeated block counts once, a selection
+        without blocks is 0, and the number of blocks is not rounded up to a power of two.
 
     Raises:
         TypeError: dtypes are unsupported or mixed.
-        ValueError: arguments do not fit together, or there are fewer queries than keys.
+        ValueError: arguments do not fit together, or q and k differ in their number of tokens.
     """
     _check_tensors(q, k, v)
     for name, gate in (("g_cmp", g_cmp), ("g_slc", g_slc), ("g_swa", g_swa)):
@@ -140,8 +140,8 @@ def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     check_band(OP, q, k, v)
     require(
         q.shape[1] == k.shape[1] and q.shape[2] >= 1,
-        f"{OP}: {q.shape[1]} queries for {k.shape[1]} keys; if q is the end of a cached sequence, "
-        "use nsa_kernels.nsa_attention, or decode_step for a single token",
+        f"{OP}: expected one query for each key, and a head; got q {tuple(q.shape)} and k "
+        f"{tuple(k.shape)}; for the end of a cached sequence use nsa_attention or decode_step",
     )
 
 
@@ -175,7 +175,7 @@ def _check_slots(
             block_indices.dim() == 4
             and block_indices.shape[:3] == rows
             and block_indices.shape[3] >= 1,
-            f"{OP}: expected block_indices {[*rows, 'S']} of one slot or more; got "
+            f"{OP}: expected block_indices {[*rows, 'S']} with S >= 1; got "
             f"{tuple(block_indices.shape)}",
         )
     if isinstance(block_counts, int):
@@ -201,8 +201,8 @@ def _packed(q: torch.Tensor, cu_seqlens: Any) -> torch.Tensor | None:
     if isinstance(cu_seqlens, tuple):
         require(
             len(cu_seqlens) == 2 and cu_seqlens[0] is cu_seqlens[1],
-            f"{OP}: cu_seqlens of queries and of keys must be one tensor; queries behind cached "
-            "keys are not supported",
+            f"{OP}: cu_seqlens of queries and of keys must be one tensor, since queries after "
+            "cached keys are not supported",
         )
         cu_seqlens = cu_seqlens[0]
     _check_whole_numbers("cu_seqlens", cu_seqlens, q)
@@ -217,7 +217,7 @@ def _together(
     g_slc: torch.Tensor | None,
     g_swa: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return gates [B, T, HQ, 3] for ``nsa_attention``, in the widest dtype of the three."""
+    """Return gates [B, T, HQ, 3] for ``nsa_attention``, in the dtype torch promotes them to."""
     slc = torch.ones_like(g_cmp) if g_slc is None else g_slc
     swa = torch.zeros_like(g_cmp) if g_swa is None else g_swa
     dtype = torch.promote_types(torch.promote_types(g_cmp.dtype, slc.dtype), swa.dtype)
@@ -225,7 +225,7 @@ def _together(
 
 
 def _slots(block_indices: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-    """Return int32 [B, T, H, S], with -1 in the slots after a query's count."""
+    """Return ``block_indices`` as int32, with -1 after the first ``counts`` blocks of a row."""
     # Clamp before the cast to int32, where the largest int64 would become block -1.
     index = block_indices.clamp(-1, MAX_INDEX).to(torch.int32)
     if counts is None:
@@ -234,7 +234,7 @@ def _slots(block_indices: torch.Tensor, counts: torch.Tensor | None) -> torch.Te
     return torch.where(slot < counts.unsqueeze(-1), index, -1)
 
 
-# The largest count must be read from the device, so a compiled graph breaks here in any case.
+# torch.compile cannot trace this function, since the largest count is read on the host.
 @torch.compiler.disable
 @torch.no_grad()
 def _choose(
@@ -247,7 +247,8 @@ def _choose(
     cu: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return chosen blocks, int32 [B, T, H, S], FORCED ones first. S is the largest count."""
+    """Return chosen blocks, int32 [B, T, H, S], forced ones first. S is the largest count, but at
+    most the number of blocks, and at least FORCED."""
     if q.shape[0] * q.shape[1] == 0:
         return torch.empty((*counts.shape, FORCED), dtype=torch.int32, device=q.device)
     slots = max(FORCED, min(int(counts.max()), -(-q.shape[1] // block_size)))

@@ -4,9 +4,10 @@
     register()
     model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="nsa")
 
-Training and prefill run through ``nsa_attention``. A token with a cache runs through
-``decode_step``, for which each step computes compressed keys from the model's own cache. The
-model's config has sizes and fixed gates (``Settings``). ``add_gates`` makes the gates learned.
+A single new token after cached ones, if no gradient is needed, runs through ``decode_step``. Its
+compressed keys are computed again in every step, from the model's cache. All other calls run
+through ``nsa_attention``. The model's config has sizes and fixed gates (``Settings``).
+``add_gates`` makes the gates learned.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..launch.checks import require
 from ..launch.mode import Mode, mode
 
 OLDEST = (5, 8)
-"""The first version of Transformers that asks for masks by lengths and offsets."""
+"""The first version of Transformers that calls a mask function with q_length and q_offset."""
 NEEDS = (
     "nsa_kernels.integrations.transformers needs Transformers 5.8 or newer: "
     "pip install 'nsa-kernels[transformers]'"
@@ -59,16 +60,16 @@ PACKED = (
 PAGED = ("block_table", "read_index")
 """Arguments that only Transformers' continuous batching passes."""
 ASCENDS = "_nsa_ascends"
-"""An attribute of position_ids: the version of the tensor at which it was last checked."""
+"""The attribute of position_ids with its version when ``_refuse_packed`` last accepted it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """NSA in a model's config: ``config.nsa`` is a mapping with any of these keys.
 
-    Sizes are as for ``nsa_attention``, with the paper's as defaults. ``gates`` are fixed weights of
-    compression, selection and window, for layers without learned gates. ``add_gates`` writes
-    ``learned``: such a model is not run without its gates.
+    Sizes are as for ``nsa_attention``, with the paper's as defaults. ``gates`` are weights of
+    compression, selection and window: fixed, or those at which learned gates begin. ``add_gates``
+    sets ``learned``; then a layer without a learned gate raises ValueError.
     """
 
     block: int = 32
@@ -94,7 +95,7 @@ def settings_of(config: Any) -> Settings:
     """Read the settings in ``config.nsa``. Absent keys get their defaults.
 
     Raises:
-        ValueError: unknown keys, or gates or ``learned`` of a wrong type.
+        ValueError: a key is unknown, gates are not three finite numbers, or learned is not a bool.
     """
     says = getattr(config, "nsa", None) or {}
     require(
@@ -107,7 +108,7 @@ def settings_of(config: Any) -> Settings:
         isinstance(gates, list | tuple)
         and len(gates) == 3
         and all(isinstance(gate, Real) and isfinite(gate) for gate in gates),
-        f"{OP}: the gates of config.nsa are three numbers; got {gates!r}",
+        f"{OP}: the gates of config.nsa are three finite numbers; got {gates!r}",
     )
     require(
         isinstance(settings.learned, bool),
@@ -126,8 +127,8 @@ def add_gates(model: nn.Module) -> list[str]:
     """Give each causal attention layer a gate: a linear layer ``nsa_gates`` on its hidden states,
     and a sigmoid (arXiv 2502.11089, section 3.2).
 
-    The gates begin as the fixed gates of the config, so adding them changes no output. Their
-    weights are parameters of the model and are saved with it, and ``config.nsa["learned"]`` is set.
+    The gates begin as the fixed gates of the config, so adding them changes outputs by rounding
+    only. Their weights are saved with the model, and ``config.nsa["learned"]`` is set.
     ``from_pretrained`` does not know the gates, and drops their weights. To load them, make a model
     from the config, add gates, then load the state dict.
 
@@ -169,7 +170,7 @@ def add_gates(model: nn.Module) -> list[str]:
 
 
 def _weigh(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keep gates [B, T, HQ, 3] for the attention, which does not see the hidden states."""
+    """Keep gates [B, T, HQ, 3] for ``attention_forward``, which does not get hidden states."""
     hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
     layer.nsa_gate_values = torch.sigmoid(layer.nsa_gates(hidden)).unflatten(-1, (-1, 3))
 
@@ -177,7 +178,7 @@ def _weigh(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def _is_of_packed(function: Any) -> bool:
     """Return whether a mask function combines only the causal mask and masks of packed sequences.
 
-    These masks are closures of Transformers, known by their names and by what they close over.
+    These masks are closures of Transformers, known by the names of the functions that make them.
     """
     if function is causal_mask_function:
         return True
@@ -198,7 +199,7 @@ def _check_when_run(
 ) -> torch.Tensor:
     """Check, in a compiled graph, that no query sees the token after its own.
 
-    A traced graph has no values, so the check becomes a part of the graph and runs with it.
+    While torch.compile traces, tensors have no values, so the check is made when the graph runs.
 
     Returns:
         bool [], whether each query sees the first token, that is, whether nothing is packed.
@@ -224,16 +225,17 @@ def causal_mask(
     batch_size: int = 1,
     **others: Any,
 ) -> torch.Tensor | None:
-    """Return the mask of a forward for Transformers: None, since NSA is causal anyway.
+    """Return the mask of a forward for Transformers: None if it is causal, as NSA always is.
 
-    If Transformers has detected packed sequences, the mask is empty. ``attention_forward`` takes an
-    empty mask only with ``cu_seq_lens_q``. In a compiled graph, a mask of one element is True if no
+    If Transformers has detected packed sequences, return an empty mask, which ``attention_forward``
+    takes only with ``cu_seq_lens_q``. In a compiled graph, return one bool instead: True if no
     sequences are packed.
 
     Raises:
-        ValueError: the batch is padded (one value is read from the device), or the model needs
-            windows, chunks, caches of fixed size, or masks that are not causal.
-        RuntimeError: the same, when a compiled model runs. On a GPU, an assertion fails.
+        ValueError: the batch is padded, or the model needs windows, chunks, caches of fixed size,
+            or masks that are not causal. To find padding, one value is read from the device.
+        RuntimeError: when a compiled model runs, for padding or a mask that is not causal. On a GPU
+            a device-side assertion fails, so a later CUDA call raises the error.
     """
     compiling = torch.compiler.is_compiling()
     require(
@@ -243,7 +245,7 @@ def causal_mask(
     )
     require(
         isinstance(q_offset, int) and kv_offset == 0 and q_offset + q_length == kv_length,
-        f"{OP}: {kv_length} keys are not those up to the last query, as with a StaticCache or a "
+        f"{OP}: the {kv_length} keys do not end with the last query, as with a StaticCache or a "
         "prefix; use a DynamicCache",
     )
     if attention_mask is not None:
@@ -290,16 +292,15 @@ def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: 
 
 
 def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
-    """Raise ValueError if positions begin again, as in packed sequences.
+    """Raise ValueError unless positions ascend by 1. In packed sequences, they begin again.
 
     With a cache, which is the default, Transformers makes no mask for packed sequences. So they
-    would be computed as one sequence. All layers of a forward share the positions, which are read
-    from the device once in each forward, and never in a graph. Positions with three axes, as for
-    images, are not checked.
+    would be computed as one sequence. All layers of a forward share the positions. They are read
+    from the device once in each forward (in inference mode, once in each layer), and never in a
+    compiled or captured graph. Positions with three axes, as for images, are not checked.
     """
     if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
         return
-    # A tensor of inference mode has no version, so it is read in each layer.
     version = None if positions.is_inference() else positions._version
     if version is not None and getattr(positions, ASCENDS, None) == version:
         return
@@ -319,7 +320,8 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
         module.nsa_gate_values = None  # otherwise, the values keep the autograd graph alive
         require(
             values is not None and values.shape == (b, t, hq, 3),
-            f"{OP}: the gates of a layer are computed by its forward; call the layer itself",
+            f"{OP}: the gates of a layer are computed by a hook, for one attention in each call; "
+            "call layer(...), not layer.forward(...) or attention_forward",
         )
         assert values is not None
         return values
@@ -363,7 +365,7 @@ def attention_forward(
             dtype of autocast, or without autocast to the dtype of value.
         scaling: factor on q.k; 1/sqrt(D) when None.
         kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], if sequences are packed and B = 1;
-            ``position_ids`` [B or 1, T], which must ascend by 1 if there is no ``cu_seq_lens_q``.
+            ``position_ids`` [B or 1, T], which otherwise must ascend by 1 if Tq = T.
 
     Returns:
         [B, Tq, HQ, Dv], and None instead of weights.
@@ -402,7 +404,7 @@ def _decode(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Decode one query [B, HQ, 1, D], the last token of its cache: [B, 1, HQ, Dv]."""
+    """Return [B, 1, HQ, Dv] for one query [B, HQ, 1, D], the last token of its cache."""
     k_cmp, v_cmp = means_of_blocks(
         key.transpose(1, 2), value.transpose(1, 2), settings.block, settings.stride
     )
@@ -423,7 +425,7 @@ def _with_backward(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attend with the last tokens, with a backward: return the last rows of a prefill."""
+    """Return what ``_decode`` does, for new tokens and with a backward: last rows of a prefill."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Fill memory by a kernel, since a call in which torch fills memory cannot be replayed."""
+"""Write zeros by a kernel: ``launch/replay.py`` cannot repeat a call in which torch does it."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
     return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
 
 
-# These functions are defined twice, and do not read INTERPRETED. In every launch, Triton compares
-# each global that a kernel reads with its earlier value, which takes 0.7 us.
+# These functions are defined twice so that they do not read INTERPRETED: in every launch, Triton
+# compares each global that a kernel reads with its earlier value. That takes 0.7 us.
 if INTERPRETED:
 
     @triton.jit
@@ -86,8 +86,8 @@ else:
 
 
 # Programmatic dependent launch (PDL, sm_90 and later): programs of the next launch may start once
-# all programs of this launch have called ``start_next_launch``. Before the next launch reads what
-# this launch wrote, the next launch calls ``wait_for_last_launch``.
+# all programs of this launch have ended or called ``start_next_launch``. Before the next launch
+# reads what this launch wrote, the next launch calls ``wait_for_last_launch``.
 if HAS_PDL:
 
     @triton.jit
@@ -106,12 +106,10 @@ else:
 
     @triton.jit
     def start_next_launch(PDL: tl.constexpr):
-        """Do nothing, since this version of Triton has no dependent launches."""
         tl.static_assert(not PDL)
 
     @triton.jit
     def wait_for_last_launch(PDL: tl.constexpr):
-        """Do nothing, since without dependent launches a stream runs in order."""
         tl.static_assert(not PDL)
 
 
@@ -124,9 +122,9 @@ def _parse(version: str) -> tuple[int, int, int]:
 TRITON_VERSION: tuple[int, int, int] = _parse(triton.__version__)
 
 HAS_GLUON: bool = (3, 6, 0) <= TRITON_VERSION < (3, 7, 0) and not INTERPRETED
-"""Whether the kernels in Gluon run with this version of Triton. Gluon is Triton's lower-level
-language, with explicit layouts, copies and warps. It changes with each version, so this is True
-only for versions that these kernels were tested with. Others use the kernels in Triton."""
+"""Whether the kernels in Gluon can run: not interpreted, and with this version of Triton. Gluon is
+Triton's lower-level language, with explicit layouts, copies and warps. It changes with each
+version, so only versions that these kernels were tested with count. Others run Triton kernels."""
 
 PIPELINES_GATHERS: bool = TRITON_VERSION >= (3, 2, 0)
 """Whether a pipelined loop may load addresses, and load from them in the same iteration. Triton 3.1

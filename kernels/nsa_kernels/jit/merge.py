@@ -1,4 +1,5 @@
-"""Merge the shares of a row, in the order of their slots in memory, so timing changes no result."""
+"""Merge shares, the partial results of programs that each took a part of a row's keys. They are
+merged in the order of their slots in memory, so timing changes no result."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ def merge_shares(
     BLOCK_S: tl.constexpr,
     PAGED: tl.constexpr,
 ):
-    """Merge the shares of head ``h`` of a row, and store the result at ``offset``. If PAGED, all
-    keys of a row may be absent."""
+    """Merge the shares of head ``h`` of a row, and store the result at ``offset``. If PAGED, a
+    row whose keys are all absent (on no page) gets an LSE of -inf."""
     cols = tl.arange(0, BLOCK_DV)
     out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
     tl.store(out_ptr + offset * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
@@ -88,7 +89,9 @@ def merge_kernel(
     PAGED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Each program merges ROWS rows of one head. A row with one share is already in ``out``."""
+    """Program (rows, head): merge the shares of ROWS rows, or without TABLE of one row, which has
+    ``n_slots`` shares. The table has the first slot and the number of shares of each row. A row
+    with one share is already in ``out``."""
     wait_for_last_launch(PDL)
     h = tl.program_id(1)
     if TABLE:
@@ -140,7 +143,7 @@ def merge_kernel(
 
 @triton.jit
 def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
-    """Each program adds up the shares of TILE elements of dk and dv, in order."""
+    """Program (TILE elements of dk | dv): add up their shares, in order."""
     offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = offset < share_stride
     total = tl.zeros([TILE], dtype=tl.float32)

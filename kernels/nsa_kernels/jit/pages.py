@@ -6,7 +6,7 @@ from .compat import dot, tl, triton
 from .tiles import late, load_tile, softmax_update
 
 NOT_THERE = tl.constexpr(-1.0e30)
-"""The log2 logit of an absent key. It is finite, since all keys of a tile may be absent."""
+"""The log2 logit of an absent key. If all keys of a tile are absent, -inf would give NaN."""
 
 
 @triton.jit
@@ -34,10 +34,10 @@ def attend_paged_tile(
     PAGE: tl.constexpr,
     LATE: tl.constexpr,
 ):
-    """Do ``attend_tile`` for keys at positions ``key`` (int32) of an entry; table[i] is its page i.
+    """Do ``attend_tile`` for positions ``key`` (int32) of a batch entry with pages ``table``.
 
-    Keys of a page outside 0 .. n_pages - 1 are absent: they are not read, and have no weight. If
-    all keys of a row are absent, its maximum is NOT_THERE and its output is 0.
+    A key is absent if its page is outside 0 .. n_pages - 1. It is not read: its logit is NOT_THERE,
+    and its value 0. If all keys of a row are absent, its maximum is NOT_THERE and its output 0.
     """
     page = tl.load(table + (key // PAGE), mask=valid, other=-1)
     there = (page >= 0) & (page < n_pages)
@@ -50,6 +50,6 @@ def attend_paged_tile(
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(late(q, now, LATE), tl.trans(k), s) * scale_log2
     s = tl.where(there[None, :], s, NOT_THERE)
-    # Lanes past the last key have no weight, even if all keys are absent.
+    # Lanes after the last key get weight 0, even if all keys are absent.
     s = tl.where(valid[None, :], s, float("-inf"))
     return softmax_update(s, v, row_max, sums, acc)

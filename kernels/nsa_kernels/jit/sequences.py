@@ -7,7 +7,7 @@ from .compat import tl, triton
 
 @triton.jit
 def sequence_of(cu_ptr, t, sequences, STEPS: tl.constexpr):
-    """Return the last sequence that begins at or before each token of ``t`` and is not empty."""
+    """Return the last sequence that begins at or before each token of ``t``, or 0 if none does."""
     low = tl.zeros_like(t)
     high = low + sequences
     for _ in tl.static_range(STEPS):

@@ -19,8 +19,8 @@ def load_tile(
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Load rows ``index`` (int64) of a matrix: ``WIDTH`` columns, padded with zeros to
-    ``BLOCK``."""
+    """Load rows ``index`` (int64) of a matrix: ``WIDTH`` columns, padded with zeros to ``BLOCK``.
+    If MASKED, rows that are not ``valid`` are zeros."""
     cols = tl.arange(0, BLOCK)
     ptrs = base + index[:, None] * stride + cols[None, :]
     if MASKED:
@@ -60,8 +60,8 @@ def softmax_step(
 def softmax_update(s, v, row_max, sums, acc):
     """Update an online softmax with log2 logits ``s``, -inf for invalid keys, and values ``v``.
 
-    ``sums`` is [heads, keys of a tile]. It is added up over its keys only after the last tile,
-    since that sum takes a barrier of all warps.
+    ``sums`` is [heads, keys of a tile]. The caller adds it up over the keys after the last
+    tile: a sum in each tile would take a barrier of all warps.
     """
     new_max = tl.maximum(row_max, tl.max(s, 1))
     p = tl.exp2(s - new_max[:, None])
@@ -100,7 +100,7 @@ def log_sum_exp(row_max, divisor, some):
 
 @triton.jit
 def late(q, now, LATE: tl.constexpr):
-    """Return ``q``. If LATE, it depends on ``now``, which is always true, unknown to the compiler.
+    """Return ``q``. If LATE, make it depend on ``now``: always true, but unknown to the compiler.
 
     Without LATE, q is staged in shared memory before the loop, and the first keys are loaded only
     after q has arrived. This wait matters if there are few programs. With LATE, q is staged again
@@ -162,7 +162,7 @@ def attend_span(
     MASKED: tl.constexpr,
     LATE: tl.constexpr,
 ):
-    """Attend to the keys lo .. hi - 1, tile by tile."""
+    """Attend to the keys lo .. hi - 1, tile by tile. If not MASKED, BLOCK_L divides hi - lo."""
     for start in range(lo, hi, BLOCK_L):
         pos = start + tl.arange(0, BLOCK_L)
         row_max, sums, acc = attend_tile(
@@ -201,7 +201,7 @@ def store_row(
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Store a whole row at ``out_ptr``, ``lse_ptr``. If it sees no key, out = 0 and lse = -inf."""
+    """Store heads of a row that is not split into shares. Without keys, out = 0 and lse = -inf."""
     cols = tl.arange(0, BLOCK_DV)
     heads = first_head + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
@@ -230,7 +230,7 @@ def store_share(
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Store a share (at least one key) of a row in ``slot`` (int64) of the workspace.
+    """Store the result of a share (a part of a row's keys, at least one) in ``slot`` (int64).
 
     ``part_ptr`` fp32 [slots, H, DV], normalised; ``plse_ptr`` fp32 [slots, H], log2.
     """

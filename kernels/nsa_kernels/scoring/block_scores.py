@@ -39,10 +39,10 @@ def compressed_attention_with_scores(
     Returns:
         out, lse, and scores float32 [B, T, H, ceil(T / block_size)]. The score of a selection block
         is a sum over the group's heads, and over the compressed keys that share tokens with the
-        block. Each term is the key's weight times the number of shared strides. Not differentiable.
+        block. Each term is the weight times the number of shared strides. Scores have no gradient.
 
     Raises:
-        TypeError, ValueError: as ``compressed_attention``, or ``stride`` does not divide a size.
+        TypeError, ValueError: as ``compressed_attention``, or ``stride`` is not a divisor of both.
     """
     check_strides(OP, block, stride, block_size)
     scale = softmax_scale(OP, q, sm_scale)
@@ -63,7 +63,7 @@ class ScoreTiles:
 
 
 PADDED = 16
-"""Blocks of a tile are padded to at least this number, which tensor cores need."""
+"""The number of blocks of a tile is padded to at least this, which tensor cores need."""
 
 
 def _tiles(q: torch.Tensor) -> ScoreTiles:
@@ -87,16 +87,17 @@ def block_scores(
     behind: Behind | None = None,
     tokens: int = 0,
 ) -> torch.Tensor:
-    """Return float32 [B, T, H, ceil(T / block_size)], 0 if a query sees no key of a block.
+    """Return float32 [B, T, H, ceil(T / block_size)], 0 if a query sees no key of the block.
 
     Args:
         q: [B, T, HQ, D]. k: compressed keys [B, N, H, D].
         lse: [B, HQ, T] float32, of the compressed attention, natural.
-        band: the band of the compressed keys. Its stride divides ``block_size`` and its block.
+        band: which compressed keys a query sees. Its stride divides ``block_size`` and its block.
         cu_seqlens, cu_keys: int32 [sequences + 1], of sequences packed in B = 1 and of their
             compressed keys; blocks are counted from the beginning of a query's sequence.
-        visible: whether scores of blocks that begin after a query may be left unwritten.
-        behind: if given, queries are the last of ``tokens`` tokens, whose blocks are all scored.
+        visible: whether scores of blocks that begin after the query may be left unwritten.
+        behind: if given, queries are the last tokens of their sequences, and scores are
+            [B, T, H, ceil(``tokens`` / block_size)].
     """
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]

@@ -24,9 +24,9 @@ REGISTERS = 240
 """Registers of a thread that computes. The rest of the 64 Ki are for the warp that copies."""
 HEAD_DIM, BLOCK, STRIDE = 128, 32, 16
 LEAST_PIECES = 2
-"""The fewest pieces of work of a batch entry for each multiprocessor. On an H200, 4,096 tokens and
-4 key heads give this number, and 8,192 tokens, from which the kernel was measured, three times as
-many. With fewer, the Triton kernel is faster: its tiles are smaller and spread more evenly."""
+"""The fewest pieces of work of a batch entry for each multiprocessor. With fewer, the Triton kernel
+is faster: its tiles are smaller and spread more evenly. On an H200, 4,096 tokens and 4 key heads
+give this number. The kernel was measured from 8,192 tokens, which give three times as many."""
 LEAST_KEYS = PARTS
 """The fewest keys, so that each part has one."""
 
@@ -34,8 +34,8 @@ LEAST_KEYS = PARTS
 def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
     """Return whether the kernel for Hopper scores blocks for q [B,T,HQ,D] and k [B,N,H,D].
 
-    It needs enough queries and keys, 16 bits, D = 128, an even group, adjacent heads, the block
-    sizes of the paper, and no packed sequences.
+    It needs enough queries and keys, 16 bits, D = 128, adjacent heads, an even number of them for
+    each key head, and the paper's block sizes. It takes no packed sequences.
     """
     t, hq = q.shape[1:3]
     n, h = k.shape[1:3]
@@ -61,7 +61,7 @@ def pieces_of(t: int, h: int) -> int:
 
 
 def _describe_keys(k: torch.Tensor, part: int) -> Any:
-    """Describe the keys ``part``, ``part`` + 4, ... of one batch entry [N, H, D] as rows."""
+    """Describe the keys ``part``, ``part`` + 4, ... of a batch entry [N, H, D] for TMA, as rows."""
     n, h, d = k.shape
     rows = cdiv(n - part, PARTS)
     return describe(k[part:], (rows, h * d), PARTS * k.stride(0), (PART, PANEL))

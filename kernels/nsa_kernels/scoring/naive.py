@@ -48,8 +48,8 @@ def naive_select_blocks(
 ) -> torch.Tensor:
     """Return the blocks of the ``count`` highest ``scores`` [B, T, H, n_blocks] (equation 11).
 
-    The first block and the last ``local`` ones come first. Among equal scores, the lowest index is
-    chosen. Negative scores and NaN count as 0.
+    The first block and the last ``local`` ones up to the query come first, whatever their scores.
+    Among equal scores, the lowest index is chosen. Negative scores and NaN count as 0.
 
     Returns:
         int64 [B, T, H, min(count, n_blocks)]: blocks in the order of choice, then -1.

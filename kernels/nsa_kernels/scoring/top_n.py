@@ -1,4 +1,4 @@
-"""Select blocks for each query: the forced blocks (the first and the last), then the best scores.
+"""Select blocks for each query: forced ones (the first, the last two), then those that score best.
 
 Among equal scores, the lowest index is chosen, here and in ``naive``.
 """
@@ -40,8 +40,8 @@ def select_blocks(
 ) -> torch.Tensor:
     """Return the ``count`` blocks that each query selects, as spans up to the query's position.
 
-    The first block and the last ``local`` blocks are always selected, then those with the highest
-    scores. Among equal scores, the lowest index is chosen.
+    The first block and the last ``local`` blocks up to the query are always selected, then those
+    with the highest scores. Among equal scores, the lowest index is chosen.
 
     Args:
         scores: float32 [B, T, H, n_blocks], at most 65,536 blocks. The blocks must reach the last
@@ -104,7 +104,7 @@ def _launch(
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """A program takes ``rows`` rows in turn. The scores of a row are in groups of ``members``."""
+    """A program takes ``rows`` rows in turn. A row's scores are cut into groups of ``members``."""
 
     members: int
     rows: int
@@ -114,7 +114,7 @@ class RowTiles:
 def _tiles(n_blocks: int, rows: int, processors: int) -> RowTiles:
     width = next_power_of_2(n_blocks)
     # One warp does a row of up to 2,048 blocks, so that reductions need no other warp. If rows fill
-    # the device, a program does four, one after the other.
+    # the device, a program does four rows, one after the other.
     at_once = 1 if rows < 256 * processors else 4
     return RowTiles(32 if width <= 4096 else 64, at_once, max(1, min(16, width // 2048)))
 
@@ -138,13 +138,13 @@ def launch_top_n(
     """Make the launch of ``select_blocks``.
 
     Args:
-        window: with T = 1, the result is [B, 2, H, count, 2]: the selected blocks, and the last
-            ``window`` keys as one span.
+        window: if not 0, T must be 1, and the result is [B, 2, H, count, 2]: the selected blocks,
+            and the last ``window`` keys as one span.
         pdl: whether the launch may start while the launch before it runs.
-        spans: False returns block numbers [B, T, H, count], and -1 in unused slots.
+        spans: if False, the result is block numbers [B, T, H, count], with -1 in unused slots.
         cu_seqlens: int32 [sequences + 1], with B = 1. Blocks are counted from the beginning of a
             query's sequence, and queries in no sequence select nothing.
-        positions: int32 [B], which are added to ``first_position``. Queries before 0 select
+        positions: int32 [B], numbers added to ``first_position``. Queries before 0 select
             nothing, and queries after ``last_position`` select what a query there selects.
         cu_tokens: int32 [sequences + 1], only with ``cu_seqlens``. Then the queries are the last
             tokens of their sequences, and spans are counted from the first token of all sequences.

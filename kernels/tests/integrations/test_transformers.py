@@ -181,7 +181,7 @@ def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path):
     of.save_pretrained(tmp_path)
     loaded = transformers.AutoConfig.from_pretrained(tmp_path)
     assert adapter.settings_of(loaded) == adapter.Settings(**says, learned=True)
-    with pytest.raises(ValueError, match=SAYS + "the gates of a layer .* call the layer"):
+    with pytest.raises(ValueError, match=SAYS + "the gates of a layer .* call layer"):
         call(of.model.layers[0].self_attn, *(y[:, :2] for y in tensors(3)))
 
 
@@ -221,8 +221,8 @@ def test_the_papers_sizes_are_the_default():
     [
         ({"blocks": 3}, "config.nsa is a mapping with keys of block, stride, .*blocks"),
         ([8, 4], "config.nsa is a mapping"),
-        ({"gates": (1.0, 0.0)}, "the gates of config.nsa are three numbers"),
-        ({"gates": "abc"}, "the gates of config.nsa are three numbers"),
+        ({"gates": (1.0, 0.0)}, "the gates of config.nsa .* numbers"),
+        ({"gates": "abc"}, "the gates of config.nsa .* numbers"),
         ({"learned": "yes"}, "learned of config.nsa is true or false"),
     ],
 )
@@ -272,7 +272,7 @@ def test_what_a_model_cannot_be_run_with_is_refused_by_the_model():
         with pytest.raises(ValueError, match=SAYS + "weights are never stored"):
             of(x, output_attentions=True)
         static = transformers.StaticCache(config=of.config, max_cache_len=9)
-        with pytest.raises(ValueError, match=SAYS + "9 keys are not .* StaticCache"):
+        with pytest.raises(ValueError, match=SAYS + "the 9 keys .* StaticCache"):
             of(x, **{CACHE: static})
         with pytest.raises(ValueError, match=SAYS + "a mask beyond causality"):
             of(x, attention_mask=torch.zeros(2, 1, 6, 6, device=DEVICE))

@@ -24,8 +24,8 @@ def key_offsets_kernel(
 ):
     """One program: store where the compressed keys of each sequence begin, int32 [sequences + 1].
 
-    The program takes BLOCK sequences at a time. A key has LENGTH tokens, at least STRIDE. If
-    cu_seqlens, clamped to [0, T], never decreases, there are at most T // STRIDE keys.
+    The program takes BLOCK sequences at a time. A key has LENGTH >= STRIDE tokens. If cu_seqlens,
+    which is clamped to [0, T], never decreases, there are at most T // STRIDE keys.
     """
     total = 0
     tl.store(cu_keys_ptr, 0)
@@ -52,7 +52,7 @@ def _mean_of_rows(
     LENGTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Return the mean of the LENGTH rows of x that begin at each ``first``; 0 if not ``real``."""
+    """Return the mean of the LENGTH rows of x from each ``first``; 0 if not ``real``."""
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([first.shape[0], BLOCK_D], dtype=tl.float32)
     for begin in range(0, LENGTH, UNROLL):

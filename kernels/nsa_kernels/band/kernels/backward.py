@@ -5,9 +5,9 @@ each weight: rowsum(out * d_out) minus the gradient of the LSE. If the branch is
 sum, ``grad`` is the gradient of the sum. Then an earlier launch makes ``rest`` and the gradient of
 the gate, and the weights are multiplied by the gate.
 
-One launch makes ``rest`` and dQ, with one program for each query tile. Another makes dK and dV,
-with one program for each key tile. If there are few key tiles, several programs share each tile,
-and a last launch adds up their sums.
+One launch makes dQ and, if not gated, ``rest``, with one program for each query tile. Another makes
+dK and dV, with one program for each key tile. If there are few key tiles, several programs share
+each tile, and a last launch adds up their sums.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def band_dq_kernel(
 ):
     """Program (query tile, query head, batch): write dq [B,T,HQ,D] and rest [B,HQ,T].
 
-    If GATED, a gate [B,HQ,T] weights the output in a sum, ``grad`` is the gradient of the sum, and
-    ``rest`` is an input. If ADDED, add dq to the values in memory.
+    If GATED, the output is multiplied by a gate [B,HQ,T] and added to other branches. ``grad`` is
+    the gradient of that sum, and ``rest`` an input. If ADDED, add dq to the values in memory.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
@@ -224,7 +224,7 @@ def band_dkv_kernel(
     """Program (key tile, key head, batch and share): write dk [B,N,H,D] and dv [B,N,H,DV].
 
     The loop goes over the heads of the group and, for each, over the queries that see a key of the
-    tile. ``shares`` programs share the loop, and store their sums ``share_stride`` elements apart.
+    tile. ``shares`` programs divide the loop, and store their sums ``share_stride`` elements apart.
     GATED is as in ``band_dq_kernel``.
     """
     first = tl.program_id(0) * BLOCK_N
@@ -287,7 +287,7 @@ def band_dkv_kernel(
         ds = p * (dp - rest[None, :])
         dk_acc = dot(narrow(ds, q.dtype), q, dk_acc)
     dk_acc = dk_acc * natural(scale_log2)
-    # Clear the gradients of keys that no query sees: weight 0 times an infinite key is NaN.
+    # Clear the gradients of keys that no query sees: weight 0 times an infinite value is NaN.
     if PACKED:
         seen_from = tl.load(begin_ptr + keys, mask=valid, other=0)
         some = seen_from < tl.load(end_ptr + keys, mask=valid, other=0)

@@ -4,7 +4,7 @@
 
 A sliding window has BLOCK = STRIDE = 1. The compressed keys of NSA are a band without a window: a
 query sees a key once it has passed all BLOCK tokens of the key. Packed sequences are also a band,
-whose ``lo`` and ``hi`` are read from tables. Logits are in the log2 domain.
+whose ``lo`` and ``hi`` are read from tables.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def band_tables_kernel(
     Query t sees the keys lo[t] to hi[t] - 1. Only the queries begin[j] to end[j] - 1 may see key j.
     Queries after the last sequence see no key, and no query sees keys after the last sequence.
 
-    The four results never decrease. They and the values of cu_keys are clamped to [0, N].
+    The results never decrease. cu_keys, lo and hi are clamped to [0, N], begin and end to [0, T].
     """
     position = tl.program_id(0) * TILE + tl.arange(0, TILE)
     last_query = tl.load(cu_ptr + sequences)

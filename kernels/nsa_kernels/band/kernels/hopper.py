@@ -108,7 +108,6 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Do the work of the copying warp: copy queries, keys and values."""
     count = 0  # how many tiles of keys have been copied
     turn = 0  # how many pieces of work are done
     for work in range(gl.program_id(0), works, gl.num_programs(0)):

@@ -2,9 +2,9 @@
 
 One warp copies and two warp groups compute, as in the forward (`hopper.py`). Each warp group adds
 up dK and dV of 64 keys. The copying warp goes over the queries that see some of the 128 keys, in
-tiles of 64, for all query heads of a key head. It copies queries and gradients by TMA, and the LSE,
-``rest`` (see `backward.py`) and gate of each row without TMA. A warp group skips tiles that see
-none of its own keys.
+tiles of 64, for all query heads of a key head. If several programs take the same keys, each has a
+share of these steps. Queries and gradients are copied by TMA, and the LSE, ``rest`` (`backward.py`)
+and gate of each row without TMA. A warp group skips tiles that see none of its keys.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Do the work of the copying warp: copy queries, gradients, LSE, rest and gate."""
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     first, kv_head, _share, begin, tiles, origin, end = walk_of(
         T, N, H, GROUP, window, shares, BLOCK, STRIDE, WINDOWED
@@ -205,7 +204,7 @@ def parts_of(
 ):
     """Return the step numbers begin <= whole <= partial <= behind, from ``origin`` to ``end``.
 
-    In the steps begin to behind - 1, some query sees some of the group's 64 keys. The steps whole
+    In the steps begin to behind - 1, some query sees some of the warp group's keys. The steps whole
     to partial - 1 need no mask. ``sees_from`` is the first query that sees the first of the 64
     keys, counted from the first query of the program.
     """
@@ -313,7 +312,7 @@ def differentiate(
     pass_by(behind - origin, end - origin, q_ready, q_empty, g_ready, g_empty, SLOTS)
     of_keys = gl.arange(0, ROWS, gl.SliceLayout(1, O_LAYOUT))
     columns = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
-    # Clear the gradients of keys that no query sees: weight 0 times an infinite key is NaN.
+    # Clear the gradients of keys that no query sees: weight 0 times an infinite value is NaN.
     seen = (key + of_keys) * STRIDE + (BLOCK - 1) < T
     dk = gl.where(seen[:, None], dk * (scale_log2 * 0.6931471805599453), 0.0)
     dv = gl.where(seen[:, None], dv, 0.0)

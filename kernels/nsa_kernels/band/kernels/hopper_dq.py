@@ -64,7 +64,6 @@ def copy(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Do the work of the copying warp: copy queries, gradients, keys and values."""
     count = 0  # how many tiles of keys have been copied
     turn = 0  # how many pieces of work are done
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
@@ -92,7 +91,7 @@ def copy(
             tma.async_copy_global_to_shared(v_box, at, v_ready.index(slot), v_room.index(slot))
             count += 1
         if ADDED:
-            # Copied after the keys, since a group needs keys before it releases this slot.
+            # Copy dq after the keys, since a group needs keys before it releases the slot of dq.
             for group in gl.static_range(GROUPS):
                 ready = dq_ready.index(group)
                 mbarrier.wait(dq_empty.index(group), (turn & 1) ^ 1)

@@ -1,4 +1,4 @@
-"""The sliding window and the compressed keys."""
+"""The kernels of the sliding window and of compressed keys, as nsabench candidates."""
 
 from __future__ import annotations
 

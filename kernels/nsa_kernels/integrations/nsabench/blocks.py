@@ -1,4 +1,4 @@
-"""Chosen blocks of keys."""
+"""The kernels of ``selection_blocks``, as nsabench candidates."""
 
 from __future__ import annotations
 

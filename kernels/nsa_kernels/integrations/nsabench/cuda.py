@@ -1,4 +1,4 @@
-"""Rows and spans in CUDA C++."""
+"""``selection_rows`` and ``selection_ranges`` in CUDA C++, as nsabench candidates."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ DEVICES = ("cuda", "interpreter")
 
 
 def _reads(**branches: tuple[int, int]) -> str:
-    """Describe how many keys a head reads in each branch, and how many keys it should read. These
-    are all complete compressed keys, n blocks (the last one up to the token), and the window."""
+    """Describe how many keys a key head reads in each branch, and should read. It should read all
+    complete compressed keys, n blocks (the last one up to the token), and the window."""
     if len(branches) > 1:
         counted, expected = (sum(counts) for counts in zip(*branches.values(), strict=True))
         branches["total"] = (counted, expected)

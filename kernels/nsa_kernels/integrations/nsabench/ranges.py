@@ -1,4 +1,4 @@
-"""Spans read in place."""
+"""The kernel of ``selection_ranges``, as an nsabench candidate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows: one span each, all of one length."""
+"""The kernels of ``selection_rows``, as nsabench candidates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .record import DEVICES, config_of
 def rows_group(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """Run all heads of a row in one program, and split the keys if there are few rows."""
+    """Run up to 64 heads of a row in one program, and split the keys if there are few rows."""
     return selection_rows(q, k, v, sm_scale=sm_scale)[0]
 
 

@@ -1,4 +1,4 @@
-"""Packed rows of any lengths."""
+"""The kernel of ``selection_varlen``, as an nsabench candidate."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A compressed key covers ``REACH`` strides of tokens, and a selection block covers ``SPAN``. A block
 gets the attention weight of each compressed key times the number of strides that both cover, summed
 over the heads of the group. The weights are computed again from the LSE, since computing a logit is
-faster than storing and loading it. They are first summed over the heads, in registers. Once for
-each tile, the sums are multiplied by a matrix of small integers, the numbers of shared strides.
+faster than storing and loading it. They are first summed over the heads, in registers. Then, once
+for each tile of keys, the sums are multiplied by a matrix with the numbers of shared strides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _add_weights(
     BLOCK_D: tl.constexpr,
 ):
     """Add the weights of ``group`` heads to ``acc`` [queries, keys]. If ``edge``, leave out the
-    ``keys`` that a query does not see, which begin at ``seen``."""
+    ``keys`` that a query does not see: those from its ``seen``."""
     row = tl.arange(0, acc.shape[0])
     for i in range(group):
         head = q_ptr + tl.cast(i, tl.int64) * q_sh
@@ -57,8 +57,7 @@ def _shared_strides(
     SPAN: tl.constexpr,
 ):
     """Return bfloat16 [KEYS, PAD_BLOCKS]: how many strides key ``first + i``, counted from the
-    first block of a tile, shares with block j. These numbers are at most SPAN, so they are exact in
-    bfloat16."""
+    first block of a tile, shares with block j. Numbers up to 256 are exact in bfloat16."""
     begin = first + tl.arange(0, KEYS)[:, None] - tl.arange(0, PAD_BLOCKS)[None, :] * SPAN
     shared = tl.minimum(begin + REACH, SPAN) - tl.maximum(begin, 0)
     return tl.maximum(shared, 0).to(tl.float32).to(tl.bfloat16)
@@ -117,7 +116,7 @@ def block_scores_kernel(
     The keys of a tile come in CHUNKS chunks of KEYS keys. If PACKED, blocks and keys are counted
     from the beginning of a query's sequence. If BEHIND, the queries are the last tokens of their
     sequences. Before them come ``first_position`` tokens, or in packed sequences all other tokens
-    of the sequence. If VISIBLE, blocks that no query of a tile sees are not written.
+    of the sequence. If VISIBLE, a program whose blocks all begin after its queries writes nothing.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     H = HQ // GROUP

@@ -43,7 +43,7 @@ COPYING_REGISTERS = gl.constexpr(24)
 
 @gluon.jit
 def quotient(a, b):
-    """Return a // b for numbers below two million. Float quotients are off by one at most."""
+    """Return a // b for numbers from 0 to two million. Float quotients are off by one at most."""
     found = (a.to(gl.float32) / b.to(gl.float32)).to(gl.int32)
     found = gl.where(found * b > a, found - 1, found)
     return gl.where((found + 1) * b <= a, found + 1, found)
@@ -58,7 +58,7 @@ def piece_of(work, H, works):
     """
     left = gl.maximum(works - 1 - work, 0)
     place = quotient(left, H)
-    # Before the first place of g, there are 62g(g + 1)/2 places. This root may be off by one.
+    # A place is a (query tile, pair). Places of g begin at 62g(g + 1)/2. The root may be off by 1.
     half = place // PAIR
     g = ((gl.sqrt((8 * half + 1).to(gl.float32)) - 1.0) * 0.5).to(gl.int32)
     g = gl.where((g + 1) * (g + 2) // 2 <= half, g + 1, g)
@@ -93,7 +93,6 @@ def copy(
     D: gl.constexpr,
     Q_SLOTS: gl.constexpr,
 ):
-    """Do the work of the copying warp: copy keys and queries."""
     PANELS: gl.constexpr = D // PANEL
     parts = k_room._reinterpret(
         k0_box.dtype, [K_SLOTS * GROUPS * PANELS * PARTS, PART, PANEL], k0_box.layout
@@ -258,13 +257,13 @@ def score(
     D: gl.constexpr,
     Q_SLOTS: gl.constexpr,
 ):
-    """Do the work of warp group ``WHO``: the scores of one tile of keys. The group is ``active`` in
-    pieces whose queries see blocks of its tile; group 0 is always active. Each iteration takes two
-    heads, so that no logits are moved between registers."""
+    """Do the work of warp group ``WHO``: the scores of one tile of keys in each piece. The group
+    is ``active`` in pieces whose queries see blocks of its tile; group 0 is in all. Each iteration
+    takes two heads, so that no logits are moved between registers."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     zero = gl.full([ROWS, KEYS], 0.0, gl.float32, S_LAYOUT)
-    count = 0  # tiles of queries before this piece
+    count = 0  # how many tiles of queries came before this piece
     turn = 0
     there, tile, pair, head = piece_of(gl.program_id(0), H, works)
     active = there & ((GROUPS * pair + WHO) * BLOCKS <= tile)
@@ -382,8 +381,8 @@ def block_scores_hopper_kernel(
     """Program i of n takes the pieces of work i, i + n, ... of one batch entry.
 
     A piece is 64 queries of a key head's group, and 62 blocks. GROUP is even. ``q_box`` describes q
-    [T, HQ*D] for TMA. The boxes k0 to k3 each describe every fourth key, [N/4, H*D], from key 0, 1,
-    2 and 3. lse is [HQ, T], natural; scores are [T, H, n_blocks].
+    [T, HQ*D] for TMA. The boxes k0 to k3 each describe every fourth key, [ceil(N/4), H*D], from
+    key 0, 1, 2 and 3. lse is [HQ, T], natural; scores are [T, H, n_blocks].
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype

@@ -4,7 +4,7 @@ A row of scores is cut into groups, and the highest score of each group is kept.
 highest of these scores, reads the score's group again (from L1), and replaces the score by the next
 highest of the group. Blocks are taken by descending score, and at equal scores by index. So in this
 order, all blocks up to the last taken one are taken, and no list of them is needed. One warp does a
-row, and a reduction over 32 lanes is one instruction.
+row of up to 2,048 blocks, and a reduction over 32 lanes is one instruction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...jit.sequences import sequence_of
 
 @triton.jit
 def _rank(score, block, end):
-    """Return an int32 for each score, in the order of the scores.
+    """Return an int32 for each score: the greater the score, the greater the int32.
 
     A score that is not above 0 gets 0. A block that cannot be taken gets -1: this is block 0, which
     is selected anyway, or a block from ``end``.
@@ -27,8 +27,8 @@ def _rank(score, block, end):
 
 @triton.jit
 def _store(out_ptr, slot, block, position, base, real, SIZE: tl.constexpr, SPANS: tl.constexpr):
-    """Store a chosen ``block`` to a slot: its number, or the span of its tokens up to ``position``,
-    both counted from ``base``."""
+    """Store a chosen ``block`` to a slot: its number, or if SPANS, the span of its tokens up to
+    ``position``, counted from ``base``."""
     if SPANS:
         start = block * SIZE
         tl.store(out_ptr + slot * 2, base + start, mask=real)
@@ -59,8 +59,8 @@ def _choose(
     groups = tl.arange(0, GROUPS)
     members = tl.arange(0, MEMBERS)
     blocks = groups[:, None] * MEMBERS + members[None, :]
-    # Blocks after the query are not read. The mask is rounded up, so that a lane reads four at
-    # once.
+    # The last LOCAL blocks up to the query, and later ones, are not read. If ALIGNED, the mask is
+    # rounded up to 16 blocks, so that a lane reads four at once.
     behind = end
     if ALIGNED:
         behind = (tl.maximum(end, 0) + 15) // 16 * 16
@@ -125,7 +125,7 @@ def select_blocks_kernel(
     WITH_WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (ROWS queries and heads of a batch): choose blocks by scores [B,T,H,n_blocks].
+    """Program (ROWS pairs of query and key head): choose blocks by scores [B,T,H,n_blocks].
 
     The result is int32: block numbers [B,T,H,COUNT], or with SPANS their tokens [B,T,H,COUNT,2]. A
     block that begins after the query is never taken. Slots without a block are -1, or (0, 0).
@@ -133,8 +133,8 @@ def select_blocks_kernel(
     If PACKED, positions are counted from the beginning of the query's sequence.
     If BEHIND, the queries of a sequence are the last of its tokens, and spans are counted from the
     first token of all sequences.
-    If POSITIONS, each batch entry adds a number to its positions, which end at ``last_position``.
-    A query at a position below 0 selects nothing.
+    If POSITIONS, each batch entry adds a number to its positions, and later positions count as
+    ``last_position``. A query at a position below 0 selects nothing.
     If WITH_WINDOW, there is one query, and the result is [B,2,H,COUNT,2]. The only span in its
     second half is the last ``window`` keys.
     """

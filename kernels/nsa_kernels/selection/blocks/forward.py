@@ -52,7 +52,7 @@ def block_major_forward(
 ) -> None:
     """Fill ``out`` [N, HQ, Dv] and ``lse`` [N, HQ] from q [N, HQ, D], k [N, H, D], v [N, H, Dv].
 
-    A launch takes ``heads`` KV heads. ``heads`` and the plan's chunk size the workspace.
+    A launch takes ``heads`` KV heads. The workspace grows with ``heads`` and the plan's chunk.
     With ``gated``, the gated sum is also written, and ``out`` and ``lse`` only if ``gated.kept``.
     """
     n, hq, d = q.shape

@@ -1,4 +1,4 @@
-"""Launch the CUDA C++ kernels, with the arguments and results of the Triton kernels' functions."""
+"""``selection_rows`` and ``selection_ranges`` by launches of CUDA C++ kernels."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Tile(NamedTuple):
 def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
     """Return the tile for head dims. It fits in 99 KiB of shared memory, which all GPUs have.
 
-    If there are few thread blocks, a third buffer keeps the memory busy. If there are many, and
-    buffers are large, two are better, since a multiprocessor then holds three thread blocks.
+    A warp has three buffers if these are small, or if there are few thread blocks with few spans: a
+    third keeps the memory busy. With two, a multiprocessor holds three thread blocks.
     """
     narrow = d + dv <= 128
     return Tile(4, 16, 3 if narrow or (few and spans <= SPANS[0]) else 2)
@@ -145,7 +145,7 @@ def selection_rows(
         empty selection gives out = 0, lse = -inf.
 
     Raises:
-        TypeError, ValueError: as ``nsa_kernels.selection_rows``, or the plan is of another shape.
+        TypeError, ValueError: as ``nsa_kernels.selection_rows``, or the plan is for other shapes.
         Unsupported: this kernel does not take the inputs, or NVRTC is missing.
     """
     check_rows(q, k, v, sm_scale)
@@ -204,8 +204,8 @@ def selection_ranges(
         contiguous; a row that selects nothing gives out = 0, lse = -inf.
 
     Raises:
-        TypeError, ValueError: as ``nsa_kernels.selection_ranges``. Also if the plan is of another
-            shape, or an input requires a gradient.
+        TypeError, ValueError: as ``nsa_kernels.selection_ranges``. Also if the plan is for fewer
+            spans, or an input requires a gradient.
         Unsupported: this kernel does not take the inputs, or NVRTC is missing.
     """
     check_qkv("selection_ranges", q, k, v)

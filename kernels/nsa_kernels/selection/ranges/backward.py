@@ -2,9 +2,9 @@
 
 Nothing is added by atomics, so two calls on the same values agree bit for bit. For dq, a program
 reads the spans of its row again. For dk and dv, a program takes a tile of keys, and goes through a
-list of the queries with a span in the tile, which a plan has made. If tiles are few, several
-programs share a list, and a last launch adds up their sums. Weights are computed again from the
-LSE: with p = exp(scale q.k - lse) and delta = rowsum(out do) - dlse,
+list of the queries with a span in the tile, which ``plan_kernel`` has made. If tiles are few,
+several programs share a list, and a last launch adds up their sums. Weights are computed again from
+the LSE: with p = exp(scale q.k - lse) and delta = rowsum(out do) - dlse,
 
     dv = p^T do;  ds = p (do v^T - delta);  dq = scale ds k;  dk = scale ds^T q
 
@@ -51,7 +51,7 @@ class Tiles(NamedTuple):
 
 
 def backward_tiles(d: int, dv: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles for head dims. They are small for fp32, which runs on CUDA cores."""
+    """Return the tiles for head dims. They are small for wide heads and fp32."""
     if max(d, dv) > 128 or dtype == torch.float32:
         side = 16 if max(d, dv) > 128 and dtype == torch.float32 else 32
         return Tiles(32, 4, 1, side, side, 4, 1)
@@ -153,6 +153,6 @@ def launch_ranges_backward(
 
 
 def _shares(programs: int, rows: int, processors: int) -> int:
-    """Return how many programs share a list. Each multiprocessor gets two programs, unless a share
+    """Return how many programs share a list. Each multiprocessor gets up to two, unless a share
     of a list of all queries would then have less than 512 rows."""
     return max(1, min(2 * processors // programs, rows // 512))

@@ -111,7 +111,7 @@ def range_shares(
         DEPENDENT=dependent,
         PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
         num_warps=config.num_warps,
-        # Triton 3.0 and 3.1 cannot pipeline loads that depend on the loads of a search.
+        # Not pipelined: loads after a search and, before Triton 3.2, loads after those of pages.
         num_stages=config.num_stages if pipelined else 1,
         **launch_options(dependent),
     )

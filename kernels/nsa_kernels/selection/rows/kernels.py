@@ -37,7 +37,7 @@ def rows_group_kernel(
     LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (row, split, head tile): attend to ``chunk`` keys from ``split * chunk``."""
+    """Program (row, split, head tile): attend to up to ``chunk`` keys from ``split * chunk``."""
     start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)

@@ -63,7 +63,8 @@ def varlen_kernel(
     LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (work item, head tile): attend to the item's keys. If WHOLE, an item is a row."""
+    """Program (work item, head tile): attend to the item's keys. If WHOLE, an item is a row.
+    Otherwise, row n begins with item cu[n] // chunk + n, and may have several."""
     start_next_launch(PDL)
     item = tl.program_id(0)
     if WHOLE:
@@ -80,7 +81,7 @@ def varlen_kernel(
         length = end - begin
         first_item = begin // chunk + row
         n_parts = tl.cdiv(length, chunk)
-        # Make shares equal. Otherwise, a row of just over ``chunk`` keys has an item of a few keys.
+        # Make items equal. Otherwise, a row of just over ``chunk`` keys has an item of a few keys.
         share = tl.cdiv(tl.cdiv(length, tl.maximum(n_parts, 1)), BLOCK_L) * BLOCK_L
         n_parts = tl.cdiv(length, tl.maximum(share, 1))
     n = row.to(tl.int64)

@@ -46,12 +46,12 @@ def decode_compressed_kernel(
     STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (row, share, head tile): attend to ``chunk`` keys from ``share * chunk``.
+    """Program (row, share of its keys, head tile): attend to ``chunk`` keys from ``share * chunk``.
 
     If LOGITS, store the logits, fp32 [rows, H, padded], times scale and log2(e). If LENGTHS, each
     batch entry has its own number of tokens and ``rows_each`` rows, which see the keys that end
-    within these tokens. Then ``chunk`` is computed here, so that all shares are equal, and
-    ``table`` (see ``launch.shares.merge``) gets the number of shares of a row that have keys.
+    within these tokens. Then ``chunk`` is computed here, and if SPLIT, ``table`` gets the slot of a
+    row's first share and the number of shares that have keys (``launch/shares.py``).
     """
     start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,5 @@
-"""Kernels of the gated sum of three branches, from their results or from their shares."""
+"""Kernels that add up three branches, weighted by gates: from their outputs, or from their shares,
+the partial outputs of rows whose keys were split among programs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def gated_sum_kernel(
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Program (batch and query head): add up branches [R,DV], weighted by gates [R,3]."""
+    """Program (batch and query head): add up branches [R,DV] times gates [R,3]; R = B * HQ."""
     row = tl.program_id(0).to(tl.int64)
     dv = tl.arange(0, BLOCK_DV)
     offset = row * DV + dv
@@ -57,9 +58,11 @@ def decode_merge_kernel(
 ):
     """Program (batch and key head, head of its group): add up the branches, weighted by gates.
 
-    The shares of each branch are merged first. One step merges CMP_BLOCK_S shares of compressed
-    keys or SPANS_BLOCK_S shares of spans; 0 means that rows are not split. CMP_TABLE says whether
-    rows of compressed keys differ in their number of shares. SETS branches are spans.
+    The shares of a branch are merged first. One step merges CMP_BLOCK_S shares of compression or
+    SPANS_BLOCK_S shares of another branch; 0 means that no row is split. If CMP_TABLE, rows of
+    compression differ in their number of shares, which ``cmp_table_ptr`` holds. SETS more
+    branches (selection, window) come from one launch over spans of keys, where branch i is row
+    (b * SETS + i) * H + h.
     """
     wait_for_last_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

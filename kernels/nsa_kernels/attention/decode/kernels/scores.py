@@ -33,7 +33,7 @@ def decode_scores_kernel(
     LENGTHS: tl.constexpr,
     STRIDE: tl.constexpr,
 ):
-    """Program (batch and key head, block tile): scores [B,H,n_blocks] (``block_scores``).
+    """Program (batch and key head, block tile): store scores [B,H,n_blocks], as ``block_scores``.
 
     If LENGTHS, only the compressed keys that end within an entry's tokens count.
     """
@@ -92,9 +92,9 @@ def decode_scores_of_logits_kernel(
 
     The SPAN keys that begin in a block are adjacent, and are loaded at once. The REACH - 1 keys
     before them also reach into the block. If ``lse_ptr`` holds all LSEs, BLOCK_S is 0. Otherwise it
-    is at least the number of shares whose LSEs are merged. If LENGTHS, each entry has H rows and
-    its own number of tokens, and only keys that end within these count. Then ``table`` holds the
-    number of shares of each row, and ``lse_ptr`` the LSEs of rows with fewer than two shares.
+    is at least the number of shares (parts of a row's keys) whose LSEs are merged. If LENGTHS, each
+    entry has H rows and its own number of tokens, and only keys that end within these count. Then
+    ``table`` holds the number of shares of each row, and ``lse_ptr`` the LSEs of rows with one.
     """
     start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The kernels of the block-major backward (``backward.py``)."""
+"""Kernels of the block-major backward. `selection/blocks/plan.py` explains bins, items, entries."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def backward_kernel(
 ):
     """Program (work item, head): store dK and dV of a block over the item's queries, and their dQ.
 
-    The dQ is partial, since a query chose several blocks. If GATED, a gate [N, HQ] weights the
-    output in a sum, and ``do`` is the gradient of the sum.
+    The dQ is partial, since a query chose several blocks. If GATED, the output is multiplied by a
+    gate [N, HQ] and added to other branches. ``do`` is the gradient of that sum, and ``delta`` the
+    sum of the ungated output times ``do``.
 
     The first item of a block adds to ``dk_ptr`` fp32 [N, HEADS, D] and ``dv_ptr`` fp32
     [N, HEADS, Dv], where HEADS is the number of heads in the launch. All further items store their
@@ -118,7 +119,7 @@ def backward_kernel(
             if PAD_G != G:
                 real = real & (head < G)
             t = first_token + tl.load(entries_ptr + query, mask=real, other=0)
-            # 32 bits, to save registers, as in the forward.
+            # 32 bits unless WIDE, to save registers, as in the forward.
             token = t
             if WIDE:
                 token = t.to(tl.int64)
@@ -184,7 +185,7 @@ def spill_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
-    """Program (bin, head, columns of dK | dV): add the sums of a block's items except the first."""
+    """Program (bin, head, columns of dK | dV): add to dK and dV the sums that its items spilled."""
     bin_ = tl.program_id(0)
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h

@@ -1,4 +1,4 @@
-"""The kernels of the block-major forward (``forward.py``)."""
+"""Kernels of the block-major forward. `selection/blocks/plan.py` explains bins, items, entries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def forward_kernel(
     AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Program (work item, head): store partial outputs and log2 LSEs of queries over their block.
+    """Program (work item, head): store partial outputs and log2 LSEs of its queries over its block.
 
     If AHEAD, the token numbers of a tile are loaded during the work on the tile before.
     """
@@ -148,8 +148,9 @@ def merge_kernel(
 ):
     """Program (rows, KV head): merge the partial results of rows (token, head) in order of choice.
 
-    If GATED, weight the branches (compression, this one, window) by gates [N,HQ,3]. Their sum goes
-    to ``total_ptr``, which may be ``win_ptr``: a row is read first. If KEPT, write out and lse.
+    If GATED, add up the branches (compression, this one, window), weighted by gates [N,HQ,3], in
+    ``total_ptr``. That may be ``win_ptr``, since a row is read before it is written. If KEPT, write
+    out and lse.
     """
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)

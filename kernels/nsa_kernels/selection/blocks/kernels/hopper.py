@@ -1,4 +1,4 @@
-"""The main launch of the block-major forward in Gluon, for Hopper (``forward.py``).
+"""The main kernel of the block-major forward in Gluon, for Hopper (see `forward.py`).
 
 The kernel in Triton loads a tile of q and waits for it. Here, once the scores of a tile are
 computed, the next tile is copied into the same shared memory, during the softmax and the product
@@ -64,7 +64,7 @@ def block_rows(ptr, key, key_end, stride, N: gl.constexpr):
 def tile_tokens(entries_ptr, first, n, G: gl.constexpr, WIDE: gl.constexpr):
     """Return the token of each row of the tile that begins at query ``first``.
 
-    Rows after query n get the first token of the chunk. Tokens are loaded one tile before
+    Rows from query ``n`` get the first token of the chunk. Tokens are loaded one tile before
     ``copy_tile`` takes them.
     """
     query = first + gl.arange(0, ROWS, gl.SliceLayout(1, COPIES)) // G

@@ -1,4 +1,4 @@
-"""The main launch of the block-major backward in Gluon, for Hopper (``backward.py``).
+"""The main kernel of the block-major backward in Gluon, for Hopper (see `backward.py`).
 
 The kernel in Triton loads a tile of q and dO and waits for it. Here a multiprocessor has one
 program. Some of its warps copy tiles in advance to shared memory, up to four of q and four of dO.
@@ -26,13 +26,10 @@ from .hopper import COPIES, ROWS, SCORES, SWIZZLED, block_rows, in_turn, neighbo
 from .plan import CHUNK_AND_HEAD, LISTS
 
 D = gl.constexpr(128)
-"""Columns of q, k, v and dO."""
-BYTES = gl.constexpr(2)
-"""Bytes of an element."""
+BYTES = gl.constexpr(2)  # of an element
 Q_SLOTS = gl.constexpr(4)
-"""Tiles of q in shared memory at once. In the end, two sums that are exchanged take their place."""
+"""Tiles of q in shared memory at once, as of dO. In the end, two sums take the place of q."""
 G_SLOTS = gl.constexpr(4)
-"""Tiles of dO in shared memory at once."""
 LINES = gl.constexpr(3)
 """How many floats a row (query, head) has: LSE, rest (the delta of ``delta_kernel``) and gate."""
 GROUPS = gl.constexpr(2)
@@ -79,7 +76,7 @@ def line_tokens(entries_ptr, first, n, G: gl.constexpr):
 def copy_lines(
     lse_ptr, rest_ptr, gate_ptr, token, HQ, lines, slot, G: gl.constexpr, GATED: gl.constexpr
 ):
-    """Start to copy the LSE, rest and gate of each row."""
+    """Start to copy the LSE, rest and, if GATED, gate of each row."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     at = token * HQ + gl.arange(0, ROWS, LINE) % G
     async_copy.async_copy_global_to_shared(lines.index(slot * LINES), lse_ptr + at)
@@ -146,8 +143,7 @@ def copy(
     GATED: gl.constexpr,
     BOXED: gl.constexpr,
 ):
-    """Do the work of the copying warps: copy queries, gradients, LSE, rest and gate. If BOXED, the
-    first token is at row ``q_row`` of q, and tokens are ``q_st`` rows apart; likewise for g."""
+    """Copy tiles. If BOXED, token t of the chunk is at row ``q_row + t * q_st`` of q; so for g."""
     TOKENS: gl.constexpr = ROWS // G
     line = line_tokens(entries_ptr, 0, n, G)
     if BOXED:
@@ -216,7 +212,7 @@ def probabilities(
     GATED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Return probabilities [keys, rows] of scores ``s``, times the gate."""
+    """Return probabilities [keys, rows] of scores ``s``, times the gate if GATED."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
     lse = lines.index(slot * LINES).load(COLUMNS) * 1.4426950408889634
     p = gl.exp2(s * scale_log2 - lse[None, :])
@@ -314,7 +310,8 @@ def step_of(
 
 @gluon.jit
 def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
-    """Return the number of tiles, the end of the masked tiles, and the number of full tiles."""
+    """Return the number of tiles, the end of tiles with tokens before the last key, which need a
+    mask, and the number of full tiles."""
     TOKENS: gl.constexpr = ROWS // G
     LAYOUT: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     j = gl.arange(0, ROWS, LAYOUT)

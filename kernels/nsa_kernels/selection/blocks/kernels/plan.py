@@ -6,7 +6,7 @@ from ....jit.compat import any_alignment, tl, triton
 from ....jit.sequences import sequence_of
 
 UNROLLED = tl.constexpr(16)
-"""So many choices of a token are compared in one loop step. With 128, compiling takes minutes."""
+"""How many choices of a token an unrolled loop step takes. With 128, compiling takes minutes."""
 CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
 """Arguments that differ between launches. If Triton specialised them, it would compile each kernel
 several times."""
@@ -46,7 +46,7 @@ def bins_kernel(
     STEPS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Program (tokens, head): store the bin of every choice in ``places``, and set its bit.
+    """Program (tokens, head): store each choice's bin (or -1) in ``places``, and its token's bit.
 
     If UNIQUE, no token chooses a block twice. If PACKED, sequences begin where ``cu`` says;
     otherwise all have ``length`` tokens.
@@ -129,7 +129,7 @@ def entries_kernel(
     BLOCK_S: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Program (tokens, head): enter every choice in the list of its bin, and store its place."""
+    """Program (tokens, head): enter each token in the lists of its bins, and store the places."""
     t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     h = tl.program_id(1)
     s = tl.arange(0, BLOCK_S)

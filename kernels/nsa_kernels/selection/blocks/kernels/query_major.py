@@ -1,4 +1,4 @@
-"""The kernel of the query-major forward (``query_major.py``)."""
+"""The kernel of the query-major forward (``selection/blocks/query_major.py``)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def query_major_kernel(
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Program (token, KV head): attend to every block that the token chose."""
+    """Program (token, KV head): attend to each block that the token chose, up to the token."""
     t = tl.program_id(0)
     h = tl.program_id(1).to(tl.int64)
     t64 = t.to(tl.int64)
@@ -54,7 +54,7 @@ def query_major_kernel(
         alive = t >= 0
     slots = tl.arange(0, BLOCK_S)
     row = tl.load(index_ptr + t64 * i_st + h * i_sh + slots, mask=slots < S, other=-1)
-    # Skip a block that is negative, in the future, or repeated in the row.
+    # Skip a block that is negative, after the token, or the same as an earlier one of the row.
     row = tl.where((row <= (t - begin) // BLOCK_SIZE) & alive, row, -1)
     repeated = tl.zeros([BLOCK_S], dtype=tl.int32)
     for first in range(0, S, UNROLLED):

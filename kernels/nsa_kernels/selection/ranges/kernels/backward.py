@@ -229,8 +229,8 @@ def ranges_dkdv_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (tile, b * G + g, share): compute dk and dv of a tile, from the listed queries. The
-    sums of shares are stored ``share_stride`` elements apart."""
+    """Program (tile, b * G + g, share): compute dk and dv of a tile over a share of its listed
+    queries. The sums of shares are stored ``share_stride`` elements apart."""
     tile = tl.program_id(0)
     kv = tl.program_id(1).to(tl.int64)
     share = tl.program_id(2)
@@ -265,7 +265,7 @@ def ranges_dkdv_kernel(
         dv = dot(tl.trans(narrow(p, do.dtype)), do, dv)
         ds = score_gradients(p, do, v, delta)
         dk = dot(tl.trans(narrow(ds, q.dtype)), q, dk)
-    # Clear the gradients of keys that no query selects: weight 0 times a key of NaN is NaN.
+    # Clear the gradients of keys that no query selects: weight 0 times a value of NaN is NaN.
     selected = has_bit(tl.load(selected_ptr + slot), of_tile)[:, None]
     dk = tl.where(selected, dk, 0.0)
     dv = tl.where(selected, dv, 0.0)

@@ -61,7 +61,7 @@ def ranges_kernel(
     DEPENDENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (row, split, head tile): attend to a share of row (b * S + s) * G + g.
+    """Program (row (b * S + s) * G + g, split, head tile): attend to a share of the row's keys.
 
     If DEPENDENT, the launch before may still write the spans, but no other input. If LENGTHS, each
     batch entry has its own number of keys. If PAGE is 0, k is [B,G,S_KV,D]. Otherwise, k
@@ -95,7 +95,7 @@ def ranges_kernel(
         spans, before, r_sn, n_spans, S_KV, SPANS, SEARCH_STEPS
     )
     tiles = tl.cdiv(total, BLOCK_L)
-    # No share below MIN_SHARE keys: merging it would cost more than it saves.
+    # Smaller shares than MIN_SHARE (except the last of a row) cost more to merge than they save.
     chunk = tl.maximum(tl.cdiv(tiles, n_splits) * BLOCK_L, MIN_SHARE)
     n_parts = tl.cdiv(total, chunk)
     lo = split * chunk
@@ -158,8 +158,9 @@ def ranges_kernel(
                 )
         row_sum = tl.sum(sums, 1)
         if PAGE > 0:
-            # If all keys of a row are absent, the row gives 0. If only all keys of a share are
-            # absent, the share has no weight beside the others.
+            # Absent keys (on no page) have the logit NOT_THERE. If all keys of an unsplit row are
+            # absent, make row_sum 0, so that out = 0 and lse = -inf. A share must keep row_sum, by
+            # which store_share divides. If all its keys are absent, it has no weight in the merge.
             some = row_max > NOT_THERE
             if SPLIT:
                 some = some | (n_parts > 1)

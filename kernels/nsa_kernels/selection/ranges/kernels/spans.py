@@ -20,7 +20,7 @@ def numbered_spans(
     Return four results. Three are [SPANS], in the order of the spans: the first number of a span,
     the number after its last, and the position of a key minus its number. The fourth is total.
 
-    If SEARCH_STEPS is not 0, ``spans`` and ``before`` are of ``disjoint_spans``; only total is set.
+    If SEARCH_STEPS is not 0, ``disjoint_spans`` made ``spans`` and ``before``; only total is set.
     """
     if SEARCH_STEPS > 0:
         total = tl.load(before + n_spans).to(tl.int32)
