@@ -1,4 +1,4 @@
-"""Measure the errors of a result against the float64 oracle. `checks/parity.py` limits them."""
+"""Measure the errors of a result against the float64 oracle. Their limits: `checks/parity.py`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from nsabench.checks import parity as checks
 from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
 
-LOST = 1 / 8  # a row is lost if at most this share of its norm is left
-# By accident, rounding cannot cancel a row of this many elements. A narrower row, such as the three
-# elements of dgates, is lost only if its norm is more than rounding explains.
+LOST = 1 / 8  # a row is lost if at most this share of the norm that it should have is left
+# That norm must also exceed rounding in a typical row. Rounding may cancel a row of fewer elements
+# than this, such as the three of dgates, so there the norm must exceed `row_ratio` times as much.
 MANY = 16
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 
@@ -26,8 +26,8 @@ PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 class Errors:
     """Distances of a result from the float64 oracle.
 
-    worst_row: relative error of the row (of the last axis) that exceeds its limit most.
-    worst_row_at: "output[4095, 7]". rows_compared: None if all rows are compared.
+    worst_row: relative error of the row (of the last axis) with the largest ratio to its limit.
+    worst_row_at: "output[4095, 7]". rows_compared: rows of the output; None if all are compared.
     """
 
     mae: float
@@ -65,11 +65,11 @@ def measure(
 ) -> Errors:
     """Measure the errors of a result [..., w] as a whole, and of its worst row [w], in float64.
 
-    The error of a row is relative to its norm or to a typical row's norm, whichever is larger. If
-    a row is lost, its error is relative to its own norm.
+    The error of a row is relative to its norm in the oracle, or to `least_row` times a typical
+    row's norm if that is larger. If a row is lost, its error is relative to its own norm.
 
-    factor: the result was multiplied by it, so errors are divided by it. sampled: only the
-    rows that the oracle has computed are compared.
+    factor: the result should be the oracle times this factor, so errors are divided by it.
+    sampled: only the rows that the oracle has computed are compared.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
@@ -86,7 +86,7 @@ def measure(
     norms, right, off = torch.cat([of_rows for of_rows, _ in pieces], 1)
     sums, largest = torch.stack([of_piece for _, of_piece in pieces], 1)
     of_all = sums.sum(), largest.max(), *map(torch.linalg.vector_norm, (off, right))
-    # The host waits for the device only twice: for these numbers, and for the worst row.
+    # If rows are not sampled, the host waits for the device only here and for the worst row.
     total, max_abs_err, l2, size = torch.stack(of_all).tolist()
     typical = size / math.sqrt(len(expected)) or 1.0
     held_to = right.clamp_min(checks.least_row(name) * typical)
@@ -127,12 +127,12 @@ def _measure_pieces(
     """Yield float64 measures of a few rows [rows, width] at a time, to bound the memory.
 
     The first measure [3, rows] holds the norms of each row of the result, the oracle and the
-    difference. The second measure [2] holds the sum and the largest of the differences.
+    difference. The second measure [2] holds the sum and the largest of the absolute differences.
     """
     at_once = max(PIECE // result.shape[1], 1)
     for part, truth in zip(result.split(at_once), expected.split(at_once), strict=True):
         truth = truth.double()
-        difference = torch.sub(part, truth, alpha=factor)  # computed in the wider of both formats
+        difference = torch.sub(part, truth, alpha=factor)  # in float64, as truth is
         norms = [
             torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             for rows in (part, truth, difference)
@@ -155,21 +155,20 @@ def unit(oracle: Tensor, case: Case) -> float:
 
 
 def is_rounding(errors: Errors, case: Case) -> bool:
-    """Return whether rounding explains the worst row."""
     return errors.worst_row <= checks.row_ratio(errors.result) * checks.resolution(case)
 
 
 def check_values(
     name: str, output: Tensor, oracle: Tensor, case: Case, factor: float = 1.0, probe: bool = False
 ) -> Errors:
-    """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance.
+    """Return the errors of a result. Raises `WrongValues` if they are too large or not finite.
 
-    probe: whether the inputs are a probe. Its values may be large, so only a relative error counts.
+    probe: the inputs are unusual and may be large, so only the relative error is limited.
     """
     resolved = checks.resolution(case)
     sampled = ops.get(case.op).samples_queries
     errors = measure(name, output, oracle, resolved, factor, sampled)
-    # NaN or infinity in the output makes the mean NaN or infinite, so count them only then.
+    # NaN or infinity in the output makes the mean NaN or infinite, so only then is there a count.
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     if probe:
@@ -184,7 +183,7 @@ def check_values(
 
 
 class WrongValues(Exception):
-    """Values are beyond the tolerance. `errors` is None if they are NaN or infinite."""
+    """Values are beyond their limit. `errors` is None if some are NaN or infinite."""
 
     def __init__(self, reason: str, errors: Errors | None) -> None:
         super().__init__(reason)

@@ -26,20 +26,21 @@ from nsabench.model.measurement import Judged
 from nsabench.model.vocabulary import Status
 from nsabench.ops import STRIDED, Inputs, Probe
 
-MEMORY_SHARE = 0.25  # all sets of inputs take at most this share of the free device memory
-MOST_OF_MEMORY = 0.6  # the fewest sets (two) may take up to this share of it
+MEMORY_SHARE = 0.25  # of the free device memory, for all sets of inputs if more than two
+MOST_OF_MEMORY = 0.6  # if two sets take more than this share, the case fails as out of memory
 
 
 class Oracles:
-    """The right results for sets of inputs of a case: one for each seed, or two if memory is short.
+    """The right results for sets of inputs of a case: one set for each seed.
 
-    expected: the float64 results of each set by name, gradients first, then `output`.
+    If memory is short there are fewer sets, but at least two. expected: the results of each set by
+    name, in float64: gradients first, then `output`, which is in float32 if there are gradients.
     """
 
     def __init__(
         self, case: Case, seeds: Sequence[int], device: str, probe: Probe | None = None
     ) -> None:
-        """Raise `Failure` (out of memory) if the sets leave no room for implementations."""
+        """Raise `Failure` (out of memory) if two sets would take most of the device memory."""
         self.case = probe.case if probe else case
         self.op = ops.get(case.op)
         self.seeds = seeds
@@ -58,7 +59,7 @@ class Oracles:
         else:
             output, gradients = self.op.results(inputs, grad_out)
             expected = {f"d{name}": gradients[name] for name in self.op.differentiable}
-            # float32 halves the memory, and rounds by a twentieth of the errors of honest results.
+            # float32 halves its memory. Its rounding is a twentieth of an honest result's error.
             expected[OUTPUT] = output.float()
         self.expected.append(expected)
         tensors = [*inputs.tensors.values(), *expected.values(), grad_out]
@@ -98,13 +99,13 @@ class KeptResult:
 
 @dataclass
 class ErrorTally:
-    """Why an implementation is wrong, if it is, and the largest errors of all its calls."""
+    """The first reason why an implementation is wrong, if it is, and the errors of its calls."""
 
     computes: str
-    reason: str = ""  # why it is not right
+    reason: str = ""
     is_forged: bool = False  # the reason is a delivery that cannot be checked
     errors: Errors | None = None
-    worst: KeptResult | None = None
+    worst: KeptResult | None = None  # for the diagnosis
 
     @property
     def status(self) -> Status:
@@ -119,7 +120,7 @@ class OutputJudge:
 
     device: str
     mailbox: Mailbox
-    diagnosis_s: float = TIME_LIMIT_S  # for each implementation
+    diagnosis_s: float = TIME_LIMIT_S  # seconds of CPU time for each implementation
     _oracles: dict[tuple[str, str], Oracles] = field(default_factory=dict)  # by op and probe
     tallies: dict[str, ErrorTally] = field(default_factory=dict)  # by implementation
 
@@ -148,7 +149,7 @@ class OutputJudge:
     def _prepare_probes(self, request: Prepare, prepared: Prepared) -> None:
         try:
             probes = ops.probes(request.case)
-        except Exception as error:  # noqa: BLE001 - an op of the user's; the case has its oracle
+        except Exception as error:  # noqa: BLE001 - a user's op; the case can do without probes
             sys.stderr.write(f"the probes of {request.case.op} are left out: {error!r}\n")
             return
         for name, probe in probes.items():
@@ -189,7 +190,7 @@ class OutputJudge:
             if not 0 <= number < len(oracles.expected):
                 return f"there is no set {number} of inputs"
         if delivery.factor not in FACTORS:
-            return f"no gradient is multiplied by {delivery.factor:g}"
+            return f"the gradient of an output is never multiplied by {delivery.factor:g}"
         return ""
 
     def _compare(self, tally: ErrorTally, result: KeptResult) -> Errors:
@@ -203,18 +204,19 @@ class OutputJudge:
         except WrongValues:
             tally.worst = result
             raise
-        # The checks will find this result wrong. It is kept, since a diagnosis then needs it.
+        # If rounding does not explain the worst row, `check_parity` later finds the record wrong.
+        # The diagnosis is made before that, in `conclude`, so the result is kept.
         is_rounding = delivery.probe or compare.is_rounding(errors, oracles.case)
         if tally.worst is None and not is_rounding:
             tally.worst = result
         return errors
 
     def conclude(self, diagnosed: Collection[str]) -> Concluded:
-        """Return what was found, with diagnoses of the `diagnosed`, and forget the case."""
+        """Return a judgement of each implementation, diagnose the `diagnosed`, forget the case."""
         judged = {
             name: self._judge(tally, name in diagnosed)
             for name, tally in self.tallies.items()
-            if tally.reason or tally.errors is not None  # not only probes were delivered
+            if tally.reason or tally.errors is not None  # else it delivered only right probes
         }
         self._forget()
         self.mailbox.close()

@@ -1,4 +1,4 @@
-"""The messages between supervisor and checker. This module imports no torch."""
+"""The messages between supervisor (the main process) and checker. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from nsabench.model.vocabulary import Status
 
 
 class Prepare(Message):
-    """Compute the oracles of a case (with a set of inputs for each seed) and of its probes.
+    """Compute the right results of a case for the inputs of each seed, fewer if memory is short.
 
     computes: the ops that the implementations compute; "" stands for the op of the case.
+    probes: also compute the right results of the op's probes, small problems with unusual inputs.
     """
 
     kind: Literal["prepare"] = "prepare"
@@ -41,7 +42,7 @@ class NoOracle(Message):
 
 
 class Prepared(Message):
-    """The form of the results by op and by probe, or why an op has no oracle."""
+    """The shapes and dtype of the right results by op and by probe, or why an op has none."""
 
     kind: Literal["prepared"] = "prepared"
     forms: dict[str, Form] = Field(default={})

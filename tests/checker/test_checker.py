@@ -19,9 +19,9 @@ BLOCKS = {"B": 1, "T": 12, "HQ": 2, "H": 1, "D": 16, "S": 2, "block_size": 8}
 @pytest.mark.parametrize(
     ("forged", "said"),
     [
-        ({"factor": 0.0}, "no gradient is multiplied by 0"),
-        ({"factor": 5e-324}, "no gradient is multiplied by 4.94066e-324"),
-        ({"factor": math.nan}, "no gradient is multiplied by nan"),
+        ({"factor": 0.0}, "never multiplied by 0"),
+        ({"factor": 5e-324}, "never multiplied by 4.94066e-324"),
+        ({"factor": math.nan}, "never multiplied by nan"),
         ({"computes": "causal_attention"}, "no oracle of 'causal_attention'"),
         ({"set": 99}, "no set 99 of inputs"),
         ({"set": -1}, "no set -1 of inputs"),

@@ -14,14 +14,15 @@ from nsabench import ops
 from nsabench.checker.diagnosis.search import FAR_OFF, Diagnosis
 from nsabench.ops import Inputs, Op
 
-# The most input elements of a thinned-out problem: an oracle call on these takes milliseconds.
+# The most input elements of a thinned-out problem, unless it has the fewest rows. An oracle call on
+# these takes milliseconds.
 ELEMENTS = 1 << 20
 LEAST_ROWS, MOST_ROWS = 2, 32
 
-# Such a function takes numbers [R] of rows, and returns the spans [R,n,2] of keys they select.
+# A function from inputs and the indices [R] of rows to the spans [R,n,2] of keys that these select.
 Spans = Callable[[Inputs, Tensor], Tensor]
 OtherInputs = Iterator[tuple[Diagnosis, Inputs]]
-# Mistakes with the spans that they select, or with the keys of each row if a key may count twice.
+# Pairs of a mistake and what rows select by it: spans, or each row's keys if one may count twice.
 OtherKeys = Iterator[tuple[Diagnosis, Tensor | list[Tensor]]]
 
 
@@ -67,7 +68,7 @@ def make_spans(first: Tensor, end: Tensor) -> Tensor:
 
 
 def list_keys(spans: Tensor, keys: int) -> list[Tensor]:
-    """Return the keys in the spans [R,n,2] of each row, once for each span that holds a key."""
+    """Return the keys of each row by its spans [R,n,2]. A key in two spans is listed twice."""
     start, end = spans.clamp(0, keys).unbind(-1)
     counts = (end - start).clamp(min=0)
     each = counts.flatten()
@@ -84,7 +85,7 @@ def unite(spans: Tensor, keys: int) -> list[Tensor]:
 class Selection:
     """Rows of queries q [R,h,D]. Row r selects the keys `chosen[r]`: int64, ascending, each once.
 
-    They are keys of the KV head `head[r]` of batch `batch[r]`, in k [B,H,L,D] and v [B,H,L,Dv].
+    The keys belong to KV head `head[r]` of batch `batch[r]`, in k [B,H,L,D] and v [B,H,L,Dv].
     """
 
     q: Tensor
@@ -154,12 +155,15 @@ class Selection:
 
 
 class Evidence:
-    """A wrong output: the full problem, and a thin one, with a few of its rows if rows select keys.
+    """A wrong output as two problems: the full one, and a thinned-out one for hypotheses.
 
     Five fields belong to the full problem: the inputs `full`, the oracle `whole`, `whole_output`,
-      its absolute errors `off`, and `wrong`, which marks bad vectors (of the last axis).
-    rows: numbers of rows. A row is an index of the first axis, or the query heads of a KV head.
-    marked: the vectors that hypotheses must explain.
+      its absolute errors `off`, and `wrong`. The latter marks the vectors (of the last axis) whose
+      mean error is at least 1 / FAR_OFF of the largest.
+    rows: the indices of the rows in the thin problem: a few wrong rows, if rows select keys. Then a
+      row is the query heads of one KV head at one (batch, token), as far as the op has these.
+      Otherwise a row is an index of the first axis of the output, and all rows are in.
+    marked: the vectors of the thin problem that hypotheses must explain.
     """
 
     def __init__(
@@ -217,7 +221,7 @@ class Evidence:
         return rows.reshape(self.oracle.shape)
 
     def mae(self, expected: Tensor) -> float:
-        """Return the mean absolute error of the marked vectors; infinite if half are not finite."""
+        """Return the mean absolute error of the finite marked vectors; infinite if half are not."""
         off = (self.output - expected).abs().mean(-1)[self.marked]
         finite = off[off.isfinite()]
         return float(finite.mean()) if 2 * finite.numel() > off.numel() else math.inf

@@ -1,4 +1,4 @@
-"""Diagnosis of a wrong gradient: mistakes of any op, of any attention, and of the op (`known`)."""
+"""Diagnosis of a wrong gradient: mistakes of any op, of attention, and of the op in `known.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nsabench.ops import Inputs, Op
 from nsabench.ops._attention import AttentionOp
 
 SMALL = 0.05  # an explanation by a factor leaves at most this share of the gradient's norm
-NEAR = 0.02
+NEAR = 0.02  # greatest relative distance of a factor from a known one
 FACTORS = {
     "log2-missing": math.log(2),
     "log2-twice": 1 / math.log(2),
@@ -26,7 +26,7 @@ FACTORS = {
     "half": 0.5,
     "twice": 2.0,
 }
-MOST_ELEMENTS = 1 << 25
+MOST_ELEMENTS = 1 << 25  # with more, no gradient is computed again, which leaves few hypotheses
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ def diagnose_gradient(
 ) -> Diagnosis:
     """Return the known mistake that explains a wrong gradient, or else where it is off.
 
-    grad_out: the gradient of the output, up to a factor.
-    name: the name of the gradient, such as `dq`.
-    right: the expected gradient.
+    grad_out: the gradient of the output, up to a factor. name: of the wrong gradient, such as `dq`.
     previous: what the previous call should have returned, if that call had other inputs.
     """
     got, right = search.blank_left_out(op, got, right)
@@ -92,7 +90,7 @@ def diagnose_gradient(
         return not_finite.surrounded(f"{name}: ")
     p = Problem(op, inputs, grad_out, name.removeprefix("d"), got.double(), right, previous)
     if p.is_small:
-        # Gradients are linear in `grad_out`, so comparing them with `right` gives its factor.
+        # Gradients are linear in `grad_out`: comparing them with `right` gives its missing factor.
         factor = search.find_factor(right, p.compute(grad_out)) or 1.0
         p = replace(p, grad_out=grad_out.double() * factor)
     explained = _find_factor(p) or search.explain(
@@ -142,7 +140,7 @@ def find_hypotheses(p: Problem) -> Iterator[Hypothesis]:
 
 
 def _find_missing_term(p: Problem) -> Iterator[Hypothesis]:
-    """Yield ds = p (do v^T - rowsum(do o)) scale without its second term."""
+    """Yield the gradient if rowsum(do o) is left out of ds = p (do v^T - rowsum(do o)) scale."""
     delta = (p.grad_out * p.blank(p.op.oracle(p.inputs))).sum(-1, keepdim=True)
     with_keys = p.inputs.replaced({"v": p.inputs.tensors["k"]})
 

@@ -14,8 +14,8 @@ from nsabench.checker.diagnosis.known import KNOWN, NOTHING, mistake_scale
 from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis, Hypothesis, mistake
 from nsabench.ops import Inputs, Op
 
-PLACES = 64  # rows that are compared to tell heads apart
-MOST_PLACES = 1 << 26  # elements of V that are looked up one by one
+PLACES = 64  # at most so many rows are compared to tell heads apart
+MOST_PLACES = 1 << 26  # a V of more elements is not read with the strides of K, which is slow
 
 
 def diagnose(
@@ -53,7 +53,7 @@ def find_hypotheses(evidence: Evidence, known: Known) -> Iterator[Hypothesis]:
 
 
 def _find_written(e: Evidence) -> Iterator[Hypothesis]:
-    # A single row may be zero for another reason, and be the only row that is far off.
+    # The thin problem may be one row that is zero for another reason, so the full one is tested.
     if search.is_all(e.off, e.whole_output == 0):
         yield mistake("all-zero"), lambda: torch.zeros_like(e.oracle)
     previous = e.previous

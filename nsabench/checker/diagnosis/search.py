@@ -63,8 +63,10 @@ def explain(
 ) -> Diagnosis | None:
     """Return the mistake whose result is nearest, with its place and error; None if none is near.
 
-    right: the right result, which `measure_error` compares like a prediction. vector_errors: the
-    error of each vector of the full result.
+    A mistake that leaves hardly any error ends the search, and so does the time limit.
+
+    measure_error: returns the error of the wrong result against a prediction, or against `right`.
+    vector_errors: the error of each vector of the full result.
     """
     off, best, error = measure_error(right), None, float("inf")
     end, last = thread_time() + time_limit_s, now_s() + BUSY * time_limit_s
@@ -76,7 +78,7 @@ def explain(
             break
     if best is None or error > EXPLAINS * off:
         return None
-    # Errors up to a few times the error that the explanation leaves are rounding.
+    # Errors up to a few times those that the explanation leaves, or small ones, may be rounding.
     where = locate(vector_errors > max(ROUNDING * error, float(vector_errors.max()) / SMALL))
     where = "" if where == EVERYWHERE else f" in {where}"
     errors = f" (mean error {off:.3g}, and {error:.2g} if the oracle makes this mistake)"

@@ -178,7 +178,7 @@ def _mistake_choice(chosen: Tensor) -> OtherTensors:
 
 
 def _mistake_ends(spans: Tensor, span: str) -> OtherTensors:
-    """Yield other spans [...,n,2] for mistakes at their ends; empty spans stay empty."""
+    """Yield wrong variants of spans [...,n,2]: other ends, or one lost. Empty ones stay empty."""
     filled = spans[..., 1:] > spans[..., :1]
     for name, shift in (
         ("span-first-key-lost", (1, 0)),
@@ -212,7 +212,7 @@ def mistake_spans(inputs: Inputs, rows: Tensor) -> OtherKeys:
         yield mistake("spans-not-sorted"), make_spans(behind, torch.maximum(behind, end))
     yield mistake("reversed-span"), spans.sort(-1).values
     if ((spans < 0) | (spans > keys)).any():
-        # Shifted, so that places a little outside of the keys stay distinct from the keys.
+        # Shifted, since `list_keys` would cut off the places before the first key.
         reached = [row.unique() - OUTSIDE for row in list_keys(spans + OUTSIDE, keys + 2 * OUTSIDE)]
         yield mistake("index-clamped"), [row.clamp(0, keys - 1) for row in reached]
         wrapped = [(row[row < keys] % keys).unique() for row in reached]
@@ -249,7 +249,7 @@ def mistake_cache_block_inputs(inputs: Inputs) -> OtherInputs:
 
 
 def select_blocks(inputs: Inputs, rows: Tensor) -> Tensor:
-    """Return the chosen blocks, cut off after the query, or after its sequence if not causal."""
+    """Return the spans of chosen blocks, cut off after the query (if not causal, its sequence)."""
     chosen = inputs.tensors["block_indices"][place_rows(inputs, rows)].long()
     size = int(inputs.options["block_size"])
     token, start, end = place_in_sequences(inputs, rows)
