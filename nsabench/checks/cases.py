@@ -27,7 +27,7 @@ def by_case(items: Iterable[T]) -> dict[str, list[T]]:
 
 
 def length_series(records: Iterable[Record]) -> list[list[Record]]:
-    """Group the timed records of an implementation that differ only in length, shortest first."""
+    """Group timed records of one implementation that differ only in length, shortest first."""
     groups: dict[Hashable, dict[int, Record]] = defaultdict(dict)
     for record in records:
         if record.median_ms is not None:
@@ -46,11 +46,10 @@ def best_baseline(
     alongside: bool = False,
     regime: Regime | None = None,
 ) -> Record | None:
-    """Return the fastest timed baseline of a case that is within tolerance, or None.
+    """Return the fastest timed baseline of a case whose mean error is in tolerance, or None.
 
     beside: take only baselines of this record's attempt. Baselines from this record's own package
-    count only if there are no others.
-    alongside: also take baselines that run only for a control.
+    count only if there are no others. alongside: also take baselines that run only for a control.
     regime: by default, the regime of the samples.
     """
     valid = [
@@ -68,9 +67,9 @@ def best_baseline(
 
 
 def fastest(valid: Sequence[Record], regime: Regime | None = None) -> Record | None:
-    """Return the fastest of the timed records of a case, or None."""
     if regime is not Regime.QUEUE:
-        # Records with fewer samples than others do not count: the clocks may have changed later.
+        # A record with fewer samples than others of its attempt does not count, since the clocks
+        # may have changed after its last sample.
         most: dict[int, int] = {}
         for r in valid:
             most[r.attempt] = max(most.get(r.attempt, 0), r.own.n_samples)

@@ -1,22 +1,23 @@
 """Decide which controls (implementations that cheat on purpose) were caught by their checks.
 
 A control declares the check that must catch it (`caught_by`). It raises `Unsupported` on cases on
-which it would be right. So it must be caught on every other case. It is caught by
+which it would be right, and is then declined. If it does not reach that check, it is unproven. On
+every other case it must be caught; otherwise it is missed. It is caught by
 
 - `parity` if its status is `wrong`, or if a check such as `ordering` calls its output wrong. A
   control with `needs_order` is unproven if the run could not observe the order of its work.
-- `timer` if its trick on the clock does not make it faster than the best valid baseline.
+- `timer` unless its trick on the clock makes it clearly faster than the best valid baseline.
 - `host` if the check finds it bound by its host. It is declined if the device hides its host time.
 - `burst` if one of its results was wrong when the clock of a burst (calls back to back) stopped. It
   is declined if one call takes as long as a burst, since its burst was then a single call.
-- any other check if that check has a finding about it. For `roofline`, a control that is not faster
-  than the baseline is unproven.
+- any other check if that check has a finding about it. For `roofline`, a control that is not
+  clearly faster than the baseline is unproven.
 
-A missed control of `host` or `burst` invalidates verdicts in the regime `queue` alone.
+A missed control of `host` or `burst` invalidates only verdicts about bursts (the regime `queue`).
 
 A caught control proves that its check works for its group (op, direction, mode). Other groups are
 timed and compared by other code. If no control of a check was caught or missed in a group, and one
-was unproven, nothing is decided there. If none ran, verdicts stand and name the unproven check.
+was unproven, nothing is decided there. Otherwise verdicts stand, and name the unproven check.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from nsabench.model.vocabulary import NO_ORDER, Catch, Regime, Role, Status
 CHECK = "controls"
 CHECKS_OF_OUTPUT = ("parity",)
 CHECKS_OF_TIMED = (*CHECKS_OF_OUTPUT, "timer", "baseline", "roofline")
-CHECKS_OF_QUEUE = ("host", "burst")  # verdicts in the queue also need these
-AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with what it wraps
+CHECKS_OF_QUEUE = ("host", "burst")  # verdicts in the regime `queue` also need these
+AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with a baseline
 GAINED = 0.8  # share of the baseline's time; a trick that works takes less, noise does not
 # On a busy CPU, times of equal code were 2.6 times apart. A trick on the host's clock that works
 # stops the clock, so its time is below even this share.
 GAINED_ON_HOST = 0.1
 COLD = 2.5  # factor by which cold caches lengthen the host's part of a call
-A_BURST_MS = 1.9  # a call that takes longer is the only one in its burst
+A_BURST_MS = 1.9  # a call that takes this long is the only one in its burst
 
 
 def set_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
@@ -109,7 +110,7 @@ def decide_catch(row: Record, case: Sequence[Record], findings: Sequence[Finding
     if row.caught_by == "roofline":
         best = best_baseline(case, alongside=True)
         if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
-            return Catch.UNPROVEN  # its own host time kept it from being too fast
+            return Catch.UNPROVEN  # such as one that its own host time keeps from being too fast
     return Catch.MISSED
 
 
@@ -210,7 +211,7 @@ def list_unproven(
 
 
 def describe_unproven(unproven: Iterable[Unproven]) -> Iterator[tuple[tuple[Group, ...], str]]:
-    """Yield groups with the same unproven checks, and a sentence. Stuck checks are left out."""
+    """Yield groups with the same unproven checks, and a sentence, except for stuck checks."""
     checks: dict[Group, list[str]] = defaultdict(list)
     for lack in unproven:
         if not lack.is_stuck:

@@ -13,7 +13,7 @@ from nsabench.model.vocabulary import Direction, Mode, Regime, Word
 class Effect(Word):
     """The effect of a finding on records, the gravest first."""
 
-    INVALID = "invalid", "nothing may be decided: on the case, or on the run if no case is named"
+    INVALID = "invalid", "nothing may be decided on the case, group or run that the finding names"
     WRONG = "wrong", "the record is not ok: its output is wrong"
     IMPLAUSIBLE = "implausible", "the record is not ok: its time is impossible"
     INCONCLUSIVE = "inconclusive", "the verdict becomes inconclusive"
@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
     @property
     def way(self) -> str:
-        """Its direction and mode in words, without the usual ones: ` backward in graph mode`."""
+        """The direction and mode in words, without the usual ones: ` backward in graph mode`."""
         backward = "" if self.direction is Direction.FORWARD else f" {self.direction}"
         graph = " in graph mode" if self.mode is Mode.GRAPH else ""
         return backward + graph

@@ -1,14 +1,14 @@
 """Decide whether a result is right, by its distance from the float64 oracle.
 
-The worker has checked the form of the result (`worker/calls.py`), and the checker has measured
-its errors (`checker/compare.py`). Three errors are limited:
+The worker has checked the shape and dtype of the result (`worker/calls.py`), and the checker has
+measured its errors (`checker/compare.py`). Three errors are limited:
 
 - the mean absolute error, by the tolerance of the case;
 - the relative L2 error, by a multiple of what rounding explains (`resolution`);
 - the L2 error of the worst row, by another multiple of `resolution` (`row_ratio`).
 
-The checker rejects a call by the first limit. `check_parity` applies the others to the record. A
-probe (`ops/_probes.py`) has only a limit of its own: `find_probe_limit`.
+The checker rejects a call by the first limit. `check_parity` applies all three to the record. On a
+probe (unusual inputs, `ops/_probes.py`) only the relative L2 error is limited: `find_probe_limit`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def noise(dtype: DType, terms: int, logit: float = 1.0) -> float:
     Such a sum, in any order, is off by sqrt(terms) roundings (Higham and Mary 2019, probabilistic
     rounding error analysis). On tensor cores the truncations in one tile do not cancel (Ootomo and
     Yokota 2022, recovering single precision accuracy from Tensor Cores). A softmax turns the
-    absolute error of its logits into a relative error, so the error grows with the logits' size.
+    absolute error of its logits into a relative error, so the error grows with logits above 1.
 
     On an H200, seven honest implementations were off by 1.3e-7 to 6.1e-7 on the same inputs in
     float32. SDPA on 32 keys of head dim 16 is off by 8.8e-7, seven roundings of such a sum.
@@ -93,7 +93,7 @@ def least_row(result: str) -> float:
 
 
 def is_seen(result: str, of_typical: float, resolved: float) -> bool:
-    """Return whether parity always finds a lost row of `of_typical` times a typical norm."""
+    """Return whether parity finds a lost row if its norm is `of_typical` times a typical one."""
     return of_typical > min(max(least_row(result), of_typical) * row_ratio(result), 1.0) * resolved
 
 
@@ -113,7 +113,6 @@ def find_excess_of_mean(mae: float, case: Case | Record, result: str = "") -> st
 
 
 def find_probe_limit(case: Case) -> float:
-    """Return the greatest relative error that a probe allows."""
     op = ops.get(case.op)
     return PROBE_NOISE * noise(case.dtype, op.terms(ops.sizes(case)), ops.COMMON_LOGIT)
 

@@ -19,18 +19,18 @@ OVERCLOCKING = 1.05
 # A time leaps if it grows by over `LEAP` times the square of the work's growth. In three runs on an
 # H200, the factor was 15 to 44 for uncompiled FlexAttention, and at most 2 for everything else.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # a possible winner takes at most this multiple of the best time before a leap
+IN_THE_RUNNING = 2.0  # a baseline that took at most so many times the best time might win later
 
 GROWTH_OF_WORK = 4.0
-FLAT = 1.1  # a time that grows less than this while the work grows by `GROWTH_OF_WORK` is flat
+FLAT = 1.1  # a time that grows by less while the work grows by `GROWTH_OF_WORK` or more is flat
 FILLED = 0.5  # a flat time is suspicious if the least time of its work is at least this share of it
-# Work that takes less can hide behind launches and the latency of the first loads.
+# Work that takes less time than this can hide behind launches and the latency of the first loads.
 LAUNCH_FLOOR_MS = 0.02
 
 SLOW = 3.0  # multiple of the best baseline's time. SDPA with K and V expanded over heads takes 3.5
 FIXED_COST_MS = 0.2  # for the launches of an eager baseline, or its host code on a CPU
 FAR_FROM_ROOFLINE = 30.0
-HIDDEN = 0.5  # share of samples that were queued before the spin kernel ended
+HIDDEN = 0.5  # share of samples whose call was queued while a spin kernel held the device
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DeviceLimits:
     tflop_s: Mapping[str, float] = field(default_factory=dict)
     timer_floor_ms: float | None = None
     known_duration_error: float | None = None
-    # A time is impossible if it beats a bound by this factor. The bandwidth was measured
+    # A time is impossible if it beats a bound by more than this factor. The bandwidth was measured
     # with a copy, and reading is up to a tenth faster (H200: 4.25 TB/s copied of a nominal 4.8).
     margin: float = 1.1
 
@@ -73,8 +73,6 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time that some work can take, and the reason."""
-
     ms: float
     why: str
 
@@ -82,9 +80,9 @@ class Bound:
 def least_time(
     record: Record, limits: DeviceLimits, *, l2_bytes: int | None = None, warm: bool = False
 ) -> Bound | None:
-    """Return the greatest lower bound on the time of a call.
+    """Return the greatest lower bound on the time of a call; None if no ceiling is known.
 
-    l2_bytes: bytes that come from L2; by default `limits.l2_bytes`. warm: all inputs may be in L2.
+    l2_bytes: bytes that L2 may hold, by default `limits.l2_bytes`. warm: all inputs may be in L2.
     """
     in_l2 = limits.l2_bytes if l2_bytes is None else l2_bytes
     resident = record.bytes_min if warm else min(in_l2, record.bytes_min)
@@ -116,7 +114,7 @@ def find_beaten(record: Record, limits: DeviceLimits, regime: Regime | None = No
 
 
 def _allow_tensor_cores(limits: DeviceLimits) -> DeviceLimits:
-    """Return the limits with the float32 rate of tensor cores, which the run does not measure."""
+    """Return the limits with tensor cores' float32 rate, if higher; the run does not measure it."""
     sixteen = [rate for dtype, rate in limits.tflop_s.items() if dtype != DType.FLOAT32]
     full_precision = limits.tflop_s.get(DType.FLOAT32)
     if full_precision is None or not sixteen:
@@ -129,7 +127,7 @@ def _allow_tensor_cores(limits: DeviceLimits) -> DeviceLimits:
 def check_roofline(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """No time is shorter than the compulsory work takes at the device's ceilings.
 
-    Back-to-back calls are also checked, because a burst hides a cheat's wait for the device.
+    If single calls pass, calls back to back are checked, since a burst hides waits for the device.
     """
     return [
         Finding("roofline", Effect.IMPLAUSIBLE, sentence, *record.key)
@@ -162,8 +160,8 @@ def _describe(what: str, time_ms: float, bound: Bound, limits: DeviceLimits) -> 
 def check_cliff(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """If a time grows far more than its work, another program was probably run.
 
-    Libraries silently fall back to uncompiled code, or to another backend. The time of an honest
-    kernel grows at most by the square of its work.
+    Libraries silently fall back to uncompiled code, or to another backend. The time of one kernel
+    grows at most about as the square of its work.
     """
     possible = [
         r
@@ -219,7 +217,8 @@ def _ms(record: Record) -> float:
 def check_scaling(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """A time must grow with its compulsory work once the work exceeds the launch cost.
 
-    If its work accounts for half of a time or more, a quarter of the work must take less time.
+    If its work accounts for half of a time or more, that time must be at least 1.1 times what a
+    quarter of the work takes.
     """
     flats = (_find_longest_flat(series, limits) for series in length_series(records))
     return [finding for finding in flats if finding is not None]
@@ -275,8 +274,8 @@ def _check_case(case: list[Record], limits: DeviceLimits) -> Iterator[Finding]:
     if bound is not None and best.median_ms > FAR_FROM_ROOFLINE * bound.ms + FIXED_COST_MS:
         sentence = (
             f"the best valid baseline, {best.implementation}, takes {best.median_ms:.3g} ms, "
-            f"{best.median_ms / bound.ms:.0f} times what {bound.why} take: a speed-up over it "
-            f"says that it is slow"
+            f"{best.median_ms / bound.ms:.0f} times what {bound.why} take: a speed-up over it may "
+            f"only mean that this baseline is slow"
         )
         # A baseline that waits for the device in a call, such as by `.item()`, is written badly.
         # Otherwise it may still be the best for this op.
@@ -285,7 +284,7 @@ def _check_case(case: list[Record], limits: DeviceLimits) -> Iterator[Finding]:
 
 
 def _synchronises(record: Record) -> bool:
-    """Return whether most calls wait for the device; assumed if nsabench did not measure them."""
+    """Return whether over half of the calls seem to wait for the device; True if not measured."""
     if record.observation is None:
         return True
     hidden = record.observation.samples.gap_hidden

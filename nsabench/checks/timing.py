@@ -68,7 +68,7 @@ def _check_conditions(case: list[Record]) -> Iterator[Finding]:
 
 
 def find_time_doubts(conditions: Sequence[Conditions]) -> Iterator[str]:
-    """Yield why times are unreliable. A power cap with known clocks is for `clock_spread`."""
+    """Yield why times are unreliable. If clocks are known, `clock_spread` handles a power cap."""
     reasons = {x for c in conditions for x in c.clock_event_reasons} & THROTTLING
     clocks = _clock_range(conditions)
     if reasons - {POWER_CAP} or (reasons and clocks is None):
@@ -98,8 +98,8 @@ def _is_capped(conditions: Conditions) -> bool:
 
 
 def _clock_range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
-    """Return the lowest and the highest SM clock in MHz. Readings that no clock has are ignored.
-    None: there are no readings, or none from an attempt under the power cap."""
+    """Return the lowest and the highest SM clock in MHz, without impossible readings.
+    None: no reading is left, or an attempt under the power cap has none."""
     ranges = []
     for c in conditions:
         low, high = c.sm_clock_mhz_min or 0, c.sm_clock_mhz_max or 0
@@ -130,10 +130,10 @@ def check_burst(records: Sequence[Record], limits: DeviceLimits) -> list[Finding
 
 
 def check_host(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
-    """Does the host take longer for a call than the device?
+    """Does the host take clearly longer for a candidate's call than the device?
 
-    A caller in Python then waits for the host. Device times do not show that, but times in the
-    regime `queue` do.
+    A caller in Python then waits for the host. Device times do not show that, but times of calls
+    back to back (the regime `queue`) do.
     """
     findings = []
     for record in records:
