@@ -18,7 +18,7 @@ from nsabench.signing import secrecy
 
 @dataclass(frozen=True)
 class Place:
-    """A GPU or a version of Triton to measure with: its name, and variables that select it."""
+    """A GPU or a Triton to measure with: its name, and environment variables that select it."""
 
     name: str
     variables: Mapping[str, str]
@@ -58,7 +58,7 @@ def measure(
 ) -> list[Path]:
     """Measure or continue one shard at each place; return their folders below `folder`.
 
-    arguments: for `nsabench all`. show: receives the name of the place and each printed line.
+    arguments: for `nsabench all`. show: is called with the place's name and a line that it printed.
     Raises `EnvironmentRefused` if a shard does not complete.
     """
     count = len(places)
@@ -82,7 +82,7 @@ def measure(
 def run_at(
     places: Sequence[Place], arguments: Sequence[Sequence[str]], show: Callable[[str, str], None]
 ) -> list[int]:
-    """Run `nsabench all` at all places at once, and return the exit codes. Pass on an interrupt."""
+    """Run `nsabench all` at all places at once; return the exit codes. Pass interrupts on."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-P", "-m", "nsabench", "all", *words],
@@ -91,7 +91,7 @@ def run_at(
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **secrecy.variables(), **place.variables},
-            start_new_session=True,  # otherwise the terminal would interrupt it a second time
+            start_new_session=True,  # otherwise the terminal would also interrupt it
         )
         for place, words in zip(places, arguments, strict=True)
     ]

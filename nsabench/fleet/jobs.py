@@ -1,7 +1,7 @@
 """Render jobs that measure the shards of a plan on other hosts, and merge the shards.
 
-Users may edit the rendered files. A job runs `nsabench all … --shard i/n --resume DIR`, so it can
-be started again.
+Users may edit the rendered files. A job that measures runs `nsabench all … --shard i/n --resume
+DIR`, so it can be started again.
 """
 
 import re
@@ -109,13 +109,13 @@ def kubernetes(out: Path, work: ShardedRun, pods: Pods, *, name: str = "") -> No
             f"--name {name!r} cannot be the name of a Job",
             "use at most 50 lower-case letters, digits and dashes.",
         )
-    # The name is unique, since a Job that exists cannot be changed.
+    # By default the name is unique, since a Job that exists cannot be changed.
     values["name"] = name or f"{_name_jobs(out)}-{token_hex(3)}"
     _render(out, work, values, "shards.yaml", "merge.yaml")
 
 
 def modal(out: Path, work: ShardedRun, *, gpu: str, combo: str, checkout: Path, index: str) -> None:
-    """Render an app that measures each shard on a GPU of Modal, and merges.
+    """Render an app that measures each shard on a GPU of Modal, and merges the shards.
 
     checkout: the folder that contains the lock of `combo`. index: a package index besides PyPI.
     """

@@ -31,8 +31,6 @@ from nsabench.verdicts.tables import write_tables
 
 @dataclass(frozen=True)
 class Shard:
-    """A verified shard, number `index` of `count`."""
-
     folder: Path
     index: int
     count: int

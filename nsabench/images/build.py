@@ -1,4 +1,4 @@
-"""Builds the image of a combo."""
+"""Builds the image of a combo (a set of pinned versions)."""
 
 import tarfile
 import tempfile
@@ -24,8 +24,8 @@ def build(
 ) -> str:
     """Build and tag the image of a combo; return its id.
 
-    With a wheelhouse, and a base that has Python and a compiler, nothing is downloaded. say:
-    receives the daemon's lines. Raises `NsabenchError` with the step that failed.
+    With a wheelhouse, and a base that has Python and a compiler, nothing is downloaded. say: is
+    called with each line of the daemon. Raises `NsabenchError` with the last lines and the error.
     """
     combos = checkout.combos()
     base, driver = base or combos.base, combos.get(name).driver
@@ -67,7 +67,7 @@ def _pack(checkout: Checkout, locked: Path, wheelhouse: Path | None, file: IO[by
 
 
 def _normalise(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Remove differences between checkouts, so that the daemon can use its cache."""
+    """Remove what differs between checkouts of one commit, so that the daemon can use its cache."""
     if any(member.name.endswith(end) or f"{end}/" in member.name for end in NOT_SOURCES):
         return None
     member.uid = member.gid = 0

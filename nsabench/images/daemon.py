@@ -12,7 +12,7 @@ CONNECT_LIMIT_S = 600  # the daemon is silent while it imports the layers of a l
 
 
 def connect() -> Any:
-    """Return a client for DOCKER_HOST, Docker's socket or podman's. Raises `EnvironmentRefused`."""
+    """Return a client for DOCKER_HOST, or for Docker's or podman's socket if it is not set."""
     try:
         import docker
         from docker.errors import DockerException

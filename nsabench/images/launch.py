@@ -1,4 +1,4 @@
-"""Runs nsabench in the image of a combo, with its results, its inputs and the GPU."""
+"""Runs nsabench in the image of a combo, with folders for results and inputs, and with GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Launch:
 
 
 def run(launch: Launch, say: Callable[[str], None]) -> int:
-    """Run to the end and return the exit code. say: receives each printed line."""
+    """Run to the end and return the exit code. say: is called with each printed line."""
     _check_results(launch.results)
     image = tag(launch.combo)
     client = daemon.connect()
@@ -111,7 +111,7 @@ def _follow(container: Any, say: Callable[[str], None]) -> int:
             say(line)
         return int(container.wait()["StatusCode"])
     except KeyboardInterrupt:
-        # nsabench logs finished cases and exits with 130; the run can be resumed.
+        # nsabench has logged the finished cases, and exits with 130: the run can be resumed.
         container.stop(timeout=STOP_GRACE_S)
         raise
 

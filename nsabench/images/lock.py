@@ -49,8 +49,8 @@ def _project(folder: Path) -> dict[str, Any]:
 def write(checkout: Checkout, name: str, exclude_newer: str, links: str = "") -> Path:
     """Resolve a combo with uv and write its lock. Raises `EnvironmentRefused` if uv fails.
 
-    exclude_newer: a date that makes the lock reproducible. links: a folder of wheels that replaces
-    the combo's index.
+    exclude_newer: a date; newer packages are ignored, so the lock is reproducible. links: a folder
+    of wheels that replaces the combo's index.
     """
     combo = checkout.combos().get(name)
     wanted, target = requirements(checkout, combo), checkout.lock(name)
