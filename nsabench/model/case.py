@@ -24,7 +24,10 @@ class Frozen(BaseModel, frozen=True):
 
 # docs/reference/matrices.md shows the docstrings of the next four classes.
 class RatioCI(Strict):
-    """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow."""
+    """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow.
+
+    Also stop after `max_rounds`, or after `budget_s` seconds, or twice that before `min_rounds`.
+    """
 
     kind: Literal["ratio_ci"] = "ratio_ci"
     width: PositiveFloat = 0.01  # relative width of the interval
@@ -50,10 +53,10 @@ Stopping = Annotated[RatioCI | FixedCount, Field(discriminator="kind")]
 
 
 class Tolerances(Strict):
-    """When an output is right (docs/explanation/measurement.md, *Parity*)."""
+    """The largest errors of a right output (docs/explanation/measurement.md, *Parity*)."""
 
     mae: PositiveFloat = 1e-3
-    rel_l2_ratio: PositiveFloat = 1.0  # largest relative L2 error / `parity.resolution`
+    rel_l2_ratio: PositiveFloat = 1.0  # relative L2 error, in multiples of what rounding explains
 
 
 class Timing(Strict):
@@ -78,7 +81,7 @@ class Case(Strict):
     dtype: DType
     direction: Direction
     distribution: str
-    timeout_s: PositiveFloat  # time limit of each step in the worker; `StepBudget` enforces it
+    timeout_s: PositiveFloat  # time limit of each step in the worker (`running/process.py`)
     seed: Seed
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()

@@ -15,7 +15,7 @@ Attempt = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class EarlyExit(Message, frozen=True):
-    """Baselines not to time if `stay` or more are right, and one of these is far faster."""
+    """Baselines that are not timed if `stay` or more baselines are right, and one is far faster."""
 
     baselines: tuple[str, ...] = ()
     stay: int = 1
@@ -40,7 +40,7 @@ class Job(Message, frozen=True):
 
 
 def input_seeds(entropy: str, purpose: Purpose, case: Case) -> list[int]:
-    """Return a seed for each set of inputs of a case. All attempts of a pass share them."""
+    """Return a seed for each set of inputs of a case. All attempts with one purpose share them."""
     # `entropy` is a secret of the plan, so no worker can know the seeds of later jobs.
     count = max(2, case.timing.rotate)
     prefix = f"{entropy}/{case.seed}/{case.id}/{purpose}"

@@ -62,11 +62,11 @@ class Bursts(Message):
 
 
 class Judged(Message):
-    """The status of an implementation, with a reason if it is wrong, and its largest errors."""
+    """The status of an implementation, with a reason unless it is ok, and its errors."""
 
     status: Status = Status.OK
     reason: str = ""
-    # Set even if the status is ok, since the checks of the run may still find the result wrong.
+    # Set even if the status is ok, if `check_parity` will find the worst row wrong.
     diagnosis: str = ""
     diagnosis_id: str = ""  # such as `not-causal`
     worst_element: str = ""  # index, value and right value of the element farthest off

@@ -49,7 +49,7 @@ class LibraryRelease(Frozen):
 
 
 class LeastWork(Frozen):
-    """The least work of a case for a control: with less work, the control's trick saves no time."""
+    """The least work of a case for a control: with less work, its trick would save no time."""
 
     bytes_min: int = 0
     flops: int = 0
@@ -119,7 +119,7 @@ class Plan(Frozen):
     ops_sha256: str = ""
     sources: dict[str, str] = Field(default={})  # by `Source`, the sha256 of its files
     shard: str = "1/1"
-    entropy: str = Field(default_factory=lambda: token_hex(16))  # the secret behind `input_seeds`
+    entropy: str = Field(default_factory=lambda: token_hex(16))  # secret; seeds come from it
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # ratios near it are confirmed
     sandboxed: bool = True  # False: the user switched the sandbox off
     where: tuple[str, ...] = ()  # the conditions of --where

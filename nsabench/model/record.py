@@ -1,7 +1,7 @@
 """The rows of a run's tables: records, comparisons and samples. No column is ever removed.
 
-An annotated field is a column of the table, with its meaning and unit; `verdicts.tables` makes the
-schemas. The `shape` of a record becomes one column for each size.
+An annotated field is a column of the table, with its meaning and unit; `verdicts/tables.py` makes
+the schemas. The `shape` of a record becomes one column for each size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nsabench.model.vocabulary import (
 )
 
 SCHEMA_VERSION = 1
-GREAT_RATIO = 3.0  # a higher ratio needs a specialised baseline
+GREAT_RATIO = 3.0  # a higher ratio to a general baseline gets a caution
 Key = tuple[str, str]  # case id, implementation
 Float = float | None
 Int = int | None
@@ -91,7 +91,7 @@ class Record:
 
     run_id: Annotated[str, "the run"]
     case_id: Annotated[str, "hash of op, shape, dtype, direction, distribution, mode"]
-    op: Annotated[str, "the contract"]
+    op: Annotated[str, "the op: what is computed"]
     implementation: Annotated[str, "the code that was measured"]
     role: Annotated[Role, "candidate, baseline, alternative or control"]
     direction: Annotated[Direction, "forward, backward or step"]
@@ -115,7 +115,7 @@ class Record:
     ] = None
     rel_l2: Annotated[Float, "||out - oracle|| / ||oracle||; for gradients the largest", "1"] = None
     worst_row: Annotated[
-        Float, "error of the worst row / the larger of its norm and a typical row's norm", "1"
+        Float, "error of the worst row / its norm or, if larger, a typical row's (dv: 1/64)", "1"
     ] = None
     worst_row_at: Annotated[str, "the worst row, as an index of the result"] = ""
     rows_compared: Annotated[
@@ -153,7 +153,7 @@ class Record:
         str, "`no specialised baseline`, if a ratio is over 3 and only general baselines count"
     ] = ""
     unproven: Annotated[
-        str, "of a candidate: checks without a control that was caught, separated by ', '"
+        str, "of a candidate: checks that no control showed to work, separated by ', '"
     ] = ""
     time_doubt: Annotated[
         str, "why its time decides nothing: timer, throttling, other processes, no growth with work"
@@ -203,7 +203,7 @@ class Record:
         return None
 
     def compared_best(self, regime: Regime) -> Comparison | None:
-        """Return the comparison with a baseline or, if none was timed, with an alternative."""
+        """Return the comparison with a baseline or, if none was valid, with an alternative."""
         baseline, other = self.compared(regime), self.compared(regime, Reference.ALTERNATIVE)
         is_judged = baseline and (baseline.against or baseline.verdict is Verdict.INVALID)
         return baseline if is_judged or self.time_doubt else other or baseline

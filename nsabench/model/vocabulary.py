@@ -6,7 +6,7 @@ from typing import Self
 
 NO_SPECIALISED = "no specialised baseline"  # the caution that a record may have
 TIMED_PHASES, PROBES = ("warm-up", "timing"), "probes"  # phases of a case in the worker
-# The note if a call waits for the device, or takes longer on the host than the longest spin.
+# The note if a call waits for the device, or takes longer on the host than the spin before it can.
 NO_ORDER = "it was not shown that its work is in the order of the stream: its call waits too long"
 
 
@@ -81,8 +81,8 @@ class Catch(Word):
     """Whether a control was caught on a case."""
 
     CAUGHT = "caught", "the check that must catch the control did"
-    MISSED = "missed", "the check did not catch the control: the run is invalid"
-    DECLINED = "declined", "the control would be right on this case, or cannot run on this device"
+    MISSED = "missed", "the check did not catch it: the run, or its regime `queue`, is invalid"
+    DECLINED = "declined", "its trick has no effect on this case, or it cannot run on this device"
     UNPROVEN = (
         "unproven",
         "the control failed before that check, was not faster, or had no valid baseline beside it",
@@ -170,7 +170,7 @@ class Purpose(Word):
     """The pass of a run that measures a case."""
 
     MAIN = "main", "all implementations of a case, interleaved in one process"
-    CONFIRMATION = "confirmation", "verdicts that are close to a limit, in another process"
+    CONFIRMATION = "confirmation", "cases with verdicts close to a limit, in another process"
     ISOLATED = (
         "isolated",
         "baselines and alternatives that lost a case, timed again in a process without candidates",
@@ -192,7 +192,7 @@ class Runs(StrEnum):
 
 
 class Difference(Word):
-    """How the time of an implementation on a case differs between two runs."""
+    """How a time differs between two runs. Ratios in a band around 1 (`--band`) count as 1."""
 
     FASTER = "faster", "the whole 95 % interval of the ratio is above the band around 1"
     SLOWER = "slower", "the whole 95 % interval of the ratio is below the band around 1"

@@ -43,8 +43,8 @@ class ImplementationFilter(Strict):
 class Matrix(Strict):
     """A document that spans cases.
 
-    `axes` spans a product of cases, and so does each entry of `include`, which inherits the common
-    axes.
+    Each entry of `include` spans a product of values, and inherits dtype, direction and
+    distribution from `axes`. `axes` also spans its product, unless it only holds these for entries.
     """
 
     op: str
@@ -65,7 +65,6 @@ class LoadedMatrix(Frozen):
 
 
 def load(path: Path) -> list[LoadedMatrix]:
-    """Read a matrix from each YAML document of a file, and span its cases."""
     return [_load(path, document) for document in read(path)]
 
 

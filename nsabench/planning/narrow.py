@@ -47,7 +47,6 @@ class Narrowed:
         return all(_holds(term, _values(case)) for term in self._terms)
 
     def plan(self, plan: Plan) -> Plan:
-        """Return the plan of the chosen cases. Raises what `refuse_unmet` raises."""
         if not self.where:
             return plan
         self.refuse_unmet([planned.case for planned in plan.cases])
@@ -126,4 +125,4 @@ def _holds(term: Term, values: Mapping[str, int | str]) -> bool:
     try:
         return _COMPARISONS[comparison](value, float(wanted))
     except ValueError:
-        raise UsageError(f"--where: {name} is a number, not {wanted!r}", "give one.") from None
+        raise UsageError(f"--where: {name} is a number, not {wanted!r}", "give a number.") from None

@@ -56,7 +56,7 @@ def resolve(
 ) -> Plan:
     """Return the plan of some matrices. If two name the same case, the first one counts.
 
-    brief: time each implementation once.
+    brief: time each implementation in one round only.
     """
     narrowed.refuse_unknown(matrices, implementations)
     chosen: dict[str, PlannedCase] = {}
@@ -104,7 +104,7 @@ def _shorten(case: Case) -> Case:
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """For each direction, mode and itemsize, add controls to the smallest and the largest case."""
+    """Add each control to its smallest and largest case of each direction, mode and itemsize."""
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}
     works = {planned.id: ops.work(planned.case) for planned in cases}
@@ -120,7 +120,7 @@ def _with_controls(
         for group in groups.values():
             own = control.wraps or control.computes_by
             by = {own} if own else baselines
-            # Prefer cases that measure the control's baseline anyway.
+            # Prefer cases that measure the control's baseline anyway, so that none is added.
             ids = [c.id for c in group if by.intersection(c.implementations)]
             ids = ids or [c.id for c in group]
             for watched in {ids[0], ids[-1]}:
@@ -172,7 +172,7 @@ def _select(
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    """Load matrices. Raises `UsageError` if an op that does not ship fails for one of the cases."""
+    """Load matrices. Raises `UsageError` if an op of the user's fails for one of the cases."""
     matrices = [loaded for name in given for loaded in matrix.load(find_matrix(name))]
     for case in (case for loaded in matrices for case in loaded.cases):
         ops.refuse_unanswered(case)

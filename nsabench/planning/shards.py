@@ -25,9 +25,9 @@ Cases = list[PlannedCase]
 
 
 def share(cases: Sequence[PlannedCase], shard: str) -> Cases:
-    """Return the cases of the shard `i/n`, in the order of the plan. Length series are not split.
+    """Return the cases of the shard `i/n`, in the order of the plan.
 
-    Raises `UsageError` for a bad or empty shard.
+    Cases that differ only in length stay together. Raises `UsageError` for a bad or empty shard.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -66,7 +66,7 @@ def estimate_s(planned: PlannedCase, device: Device = "cuda") -> float:
 
 
 def _deal(series: Iterable[Cases], costs: Mapping[str, int], count: int) -> list[set[str]]:
-    """Return the case ids of each shard. Series, by falling cost, go to the cheapest shard."""
+    """Return the case ids of each shard. The costliest series goes first, to the cheapest shard."""
     shards: list[set[str]] = [set() for _ in range(count)]
     spent = [0] * count
     priced = [(sum(costs[planned.id] for planned in cases), cases) for cases in series]

@@ -210,7 +210,7 @@ def test_only_names_candidates_and_leaves_the_baselines(tmp_path):
         ({"where": ["LL>4"]}, "no case has 'LL'", "did you mean 'L'?"),
         ({"where": ["L>4096"]}, "none of the 12 cases meets 'L>4096'", "nsabench plan"),
         ({"where": ["L is 4"]}, "'L is 4' is not a condition", "D=128 and L>=512"),
-        ({"where": ["L>many"]}, "L is a number, not 'many'", "give one"),
+        ({"where": ["L>many"]}, "L is a number, not 'many'", "number"),
         ({"only": ("mines",)}, "no candidate is named 'mines'", "--kernels FILE.py; else, did you"),
         ({"only": ("sdpa_*",)}, "no candidate is named 'sdpa_*'", "--kernels FILE.py"),
     ],
