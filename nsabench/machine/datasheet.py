@@ -45,7 +45,7 @@ SHEETS = (
 
 
 def find(gpu: str) -> Sheet:
-    """Return the sheet of the device that a driver calls `gpu`. Raises `UsageError`."""
+    """Return the only sheet that fits a driver's name of a GPU. Raises `UsageError`."""
     fitting = _find_fitting(gpu)
     if len(fitting) == 1:
         return fitting[0]

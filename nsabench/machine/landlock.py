@@ -40,7 +40,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """Return the ABI version of the running kernel; 0 without Landlock."""
+    """Return the ABI version of Landlock in this Linux; 0 without Landlock."""
     version = LIBC.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
     return max(int(version), 0)
 

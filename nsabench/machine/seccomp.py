@@ -1,4 +1,4 @@
-"""Filters system calls (seccomp): sockets, lasting kernel objects, other processes."""
+"""Filters system calls (seccomp): sockets, objects that outlive a process, other processes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ Line = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class _Calls:
-    """The numbers of system calls on one architecture."""
-
     audit: int  # AUDIT_ARCH
     socket: tuple[int, ...]
     connect: tuple[int, ...]
@@ -111,13 +109,13 @@ class _FilterProgram(ctypes.Structure):
 def restrict(*, signals: bool = False, connects: bool = False) -> None:
     """Restrict the system calls of this thread and its children.
 
-    EACCES refuses sockets that are not local, connections to other processes, and kernel objects
-    that outlive the process. EPERM refuses file leases and attributes, and settings of other
-    processes. Changes of CPU affinity of other threads and of file modes succeed without effect,
-    since OpenMP and programs that copy files fail otherwise.
+    EACCES refuses sockets that are not local, connections to other processes, and objects that
+    outlive the process (io_uring, System V, keys). EPERM refuses file leases and attributes, and
+    settings of other processes. Changes of CPU affinity of other threads and of file modes succeed
+    without effect, since OpenMP and programs that copy files fail otherwise.
 
-    signals: also refuse signals (EPERM) except to this process and its group. connects: allow
-    connections of local sockets. Raises `OSError` if such a filter is not possible here.
+    signals: also refuse signals (EPERM), except to this process and to a group that it leads.
+    connects: allow connections of local sockets. Raises `OSError` if no filter is possible here.
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
@@ -191,5 +189,5 @@ def _match_connected() -> list[Line]:
 
 
 def _load_argument(argument: int) -> Line:
-    """Load the lower 32 bits of an argument; the kernel reads no more of an int."""
+    """Load the lower 32 bits of an argument; Linux reads no more of an int."""
     return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * argument)

@@ -45,7 +45,7 @@ class Envelope(Frozen):
         envelope = parse_part(data, "the manifest", cls)
         if envelope.payloadType != PAYLOAD_TYPE:
             raise VerificationFailed(
-                f"the manifest has a payload {envelope.payloadType[:80]!r} and not {PAYLOAD_TYPE!r}"
+                f"the payload of the manifest is {envelope.payloadType[:80]!r}, not {PAYLOAD_TYPE}"
             )
         return envelope
 

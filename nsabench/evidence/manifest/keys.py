@@ -34,7 +34,7 @@ class Revocation:
 
 
 def trusted_keyids(files: tuple[Path, ...] = ()) -> frozenset[str]:
-    """Return the ids of all keys in `files` and in NSABENCH_TRUSTED_KEYS."""
+    """Return the ids of all keys in `files`, and in the paths that NSABENCH_TRUSTED_KEYS lists."""
     paths = list(files)
     for path in _list_paths(TRUSTED):
         paths += sorted(path.glob("*.pub")) if path.is_dir() else [path]

@@ -121,7 +121,7 @@ def plan_together(shards: Sequence[Plan], run_id: str, created: datetime) -> Pla
             raise UsageError(
                 f"shard {own.run_id} does not fit the other shards: these differ: {names}",
                 "give the shards of one plan; `nsabench compare` and `nsabench threshold` take "
-                "runs of several.",
+                "runs of several plans.",
             )
         cases |= {p.id: p.model_copy(update={"shard": number}) for p in own.cases}
     ids = first.whole.split()

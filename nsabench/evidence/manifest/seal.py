@@ -31,7 +31,7 @@ from nsabench.signing.keys import public_der
 
 
 def seal(folder: Path, signer: Signer) -> Statement:
-    """Sign all files of a run. Raises `VerificationFailed` if anything else is in the folder."""
+    """Sign all files of a run. Raises `VerificationFailed` if another file is in the folder."""
     RunFolder(folder).refuse_foreign()
     statement = describe(folder, signer)
     whole(folder / MANIFEST, dsse.sign(statement.to_json(), signer.key).to_json())
@@ -78,7 +78,6 @@ def brief_plan(plan: Plan) -> PlanBrief:
 
 
 def brief_shards(folder: Path, plan: Plan) -> tuple[ShardSigned, ...]:
-    """Return the signer of each shard. Raises `VerificationFailed` if a manifest is broken."""
     shards = (RunFolder(folder).shard(run_id).path for run_id in plan.shards)
     return tuple(verify_envelope(read_envelope(shard))[0].predicate.as_shard for shard in shards)
 

@@ -73,8 +73,6 @@ class Library(Frozen):
 
 
 class PlanBrief(Frozen):
-    """A summary of plan.json."""
-
     created: Moment
     nsabench: str
     device: str
@@ -87,8 +85,6 @@ class PlanBrief(Frozen):
 
 
 class EnvironmentBrief(Frozen):
-    """A summary of environment.json."""
-
     complete: bool
     gpu: str | None = None
     sm: str | None = None
@@ -155,7 +151,7 @@ def read_envelope(folder: Path) -> Envelope:
 
 
 def verify_envelope(envelope: Envelope) -> tuple[Statement, str]:
-    """Check that a statement was signed with the key in it. Return it, and the key's id."""
+    """Check that a statement was signed with the key in it. Return the statement and the keyid."""
     statement = Statement.parse(envelope.content())
     try:
         der = base64.b64decode(statement.predicate.signer.public_key, validate=True)
@@ -175,7 +171,7 @@ def require_same(what: str, value: object, expected: object, source: str = "") -
 
 
 def is_device(named: str, measured: str) -> bool:
-    """Return whether two names are of one device. torch appends a MIG slice to the name."""
+    """Return whether torch measured the device that NVML named. torch appends a MIG slice."""
     return measured == named or measured.startswith(f"{named} MIG ")
 
 

@@ -1,7 +1,7 @@
 """Check that the tables and the thresholds of a run follow from its plan and log.
 
-They are derived again. If the bytes differ, which may be due to the version of pyarrow, every value
-is compared. docs/reference/manifest.md lists what else depends on versions.
+They are derived again. If the bytes differ, which may be due to the version of pyarrow, the values
+are compared. docs/reference/manifest.md lists what else depends on versions.
 """
 
 from pathlib import Path
@@ -56,7 +56,7 @@ def derive_tables(folder: Path, plan: Plan, into: Path) -> None:
 
 
 def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str:
-    """Compare tables and thresholds with those in `derived`, and say in a sentence how they fit."""
+    """Compare tables and thresholds with `derived`. Return a sentence on what was compared."""
     other = [
         name
         for name in (f"{table}.parquet" for table in TABLES)
@@ -85,7 +85,7 @@ def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str
 
 
 def _check_values(path: Path, derived: Path, is_same_version: bool) -> None:
-    """Compare the values of two tables. If versions differ, compare only columns of both."""
+    """Compare two tables. If versions of nsabench differ, compare only columns that both have."""
     rows, expected = count_rows(path), pq.read_metadata(derived).num_rows
     if rows != expected:
         raise VerificationFailed(f"{path.name} has {rows} rows, and {expected} follow from the log")

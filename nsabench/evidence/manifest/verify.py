@@ -39,7 +39,7 @@ CHECKS = (
 
 @dataclass
 class Report:
-    """The outcome of each check: `ok`, `broken`, or `not run` because one before it broke."""
+    """The outcome of each check: `ok`, `broken`, or `not run`, as after a check that broke."""
 
     folder: Path
     outcomes: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHECKS, "not run"))

@@ -76,7 +76,7 @@ def _examine_resources(environment: Environment) -> Iterator[MachineProblem]:
     if memory and min(memory) < _LEAST_MEMORY_BYTES:
         yield warning(
             "low_memory",
-            f"Only {min(memory) / _GIB:.1f} GiB of memory are free: the kernel may kill workers.",
+            f"Only {min(memory) / _GIB:.1f} GiB of memory are free: Linux may kill workers.",
             f"Free memory, or raise the container's limit to {_LEAST_MEMORY_BYTES // _GIB} GiB.",
         )
     cpus = [n for n in (host.affinity_threads, host.cgroup.cpus) if n is not None]

@@ -101,7 +101,7 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
     scaling = root / f"sys/devices/system/cpu/cpu{min(affinity)}/cpufreq"
     governor = _read(scaling / "scaling_governor")
     if governor is None:
-        absent["host.governor"] = "the kernel offers no frequency scaling here"
+        absent["host.governor"] = "Linux offers no frequency scaling here"
     return Host(
         cpu=_read_processor(root, absent),
         architecture=platform.machine() or None,
@@ -125,7 +125,7 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
 def read_cgroup(root: Path = Path("/")) -> Cgroup:
     """Return the lowest limits of this process's control group and its parents (version 2)."""
     mount = root / "sys/fs/cgroup"
-    # In a container the path may be the host's.
+    # In a container this may be a path of the host. Then it does not exist, and sets no limit.
     group = mount / (_read(root / "proc/self/cgroup") or "").removeprefix("0::").strip("/")
     groups = [mount, *(g for g in (group, *group.parents) if mount in g.parents)]
     quotas = [(_read(g / "cpu.max") or "max").split() for g in groups]
@@ -145,7 +145,7 @@ def _read_processor(root: Path, absent: dict[str, str]) -> str | None:
 
     name: str | None = cpuinfo.get_cpu_info().get("brand_raw")
     if not name:
-        absent["host.cpu"] = "neither the kernel nor py-cpuinfo names the processor"
+        absent["host.cpu"] = "neither Linux nor py-cpuinfo names the processor"
     return name or None
 
 

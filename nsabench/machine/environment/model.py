@@ -1,4 +1,4 @@
-"""The content of `environment.json`: everything about the machine that can affect a result.
+"""The content of `environment.json`: facts about the machine that can affect a result.
 
 A field that could not be read is None, and `Environment.absent` says why. Nothing here identifies
 the machine or its user.
@@ -94,8 +94,6 @@ class Host(EnvironmentPart):
 
 
 class Software(DescribedSoftware):
-    """The worker's description of the software, and what is installed."""
-
     model_config = ConfigDict(extra="ignore")
 
     nsabench: str
@@ -134,7 +132,7 @@ class Run(EnvironmentPart):
 
 
 class Environment(EnvironmentPart):
-    """This machine. complete: whether everything that can affect results could be read."""
+    """This machine. complete: whether all facts could be read that comparing results needs."""
 
     schema_version: int = SCHEMA_VERSION
     collected: Moment

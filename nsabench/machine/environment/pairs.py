@@ -48,7 +48,7 @@ def pair_of(torch: str) -> TorchRelease | None:
 
 
 def unpaired(torch: str, triton: str) -> str:
-    """Return the triton that this torch pins, if `triton` is of another minor release."""
+    """Return the triton that this torch pins if `triton` is of another minor release, else ""."""
     pair = pair_of(torch)
     if pair is None or numbers(pair.triton)[:2] == numbers(triton)[:2]:
         return ""

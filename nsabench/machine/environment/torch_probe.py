@@ -23,7 +23,6 @@ _PTXAS_TIMEOUT_S = 10.0
 
 
 def describe(device: str) -> Described:
-    """Describe torch, triton, their libraries, and the device ("cpu" or "cuda")."""
     absent: dict[str, str] = {}
 
     def attempt(name: str, read: Callable[..., Any], *arguments: Any) -> Any:
