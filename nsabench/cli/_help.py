@@ -80,8 +80,6 @@ class CommandGroup(click.Group):
 
 
 class Commands(click.Group):
-    """The commands of `nsabench`. Each is in the module of its name, as `command`."""
-
     def list_commands(self, context: click.Context) -> list[str]:
         return list(SUMMARIES)
 

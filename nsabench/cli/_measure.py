@@ -31,7 +31,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     try:
         plan = None if is_resumed_as_it_was else make_plan(asked)
         if plan is not None and plan.device == "cpu":
-            # If memory is short, a GPU reports an error, but a host kills the process.
+            # If memory is short, a GPU reports an error, but Linux kills the process.
             planner.refuse_unfitting(plan, memory_of("cpu"))
             if asked.device == "auto":
                 planner.refuse_long(plan)

@@ -56,7 +56,7 @@ margin = click.option(
     default=MARGIN,
     show_default=True,
     metavar="RATIO",
-    help="Speed-up that makes a kernel worth using, for decisions and confirmed verdicts.",
+    help="Speed-up that makes a kernel worth using. Ratios close to it are measured again.",
 )
 timing = click.option(
     "--timing",

@@ -13,7 +13,7 @@ from nsabench.running.folder import RunFolder
 def admit(run: Path, *, tables: bool = True) -> None:
     """Refuse a run that was altered or contains a link, and say if it is unsigned.
 
-    tables: whether the command reads the tables.
+    tables: also check that the tables follow from the log, for a command that reads them.
     """
     RunFolder.existing(run).refuse_links()
     if refuse_altered(run, tables=tables) is Trust.UNSIGNED:
@@ -21,7 +21,7 @@ def admit(run: Path, *, tables: bool = True) -> None:
 
 
 def least_trust(public: tuple[Path, ...], required: str | None = None) -> Trust:
-    """Return the lowest trust level that passes. public: keys that the user trusts.
+    """Return the lowest trust level that passes. public: files of keys that the user trusts.
 
     Raises `UsageError` for `pinned` without any key.
     """

@@ -1,4 +1,4 @@
-"""Call a check again whenever a file is saved, also while the check runs."""
+"""Call a check again whenever a file is saved. A save during a check interrupts it."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ State = tuple[int, int, int]
 
 
 def repeat(file: Path, check: Callable[[], object], on_saved: Callable[[], None]) -> NoReturn:
-    """Call `check` now and after each save. on_saved: called if a save ended a check early."""
+    """Call `check` now and after each save. on_saved: is called if a save interrupted a check."""
     before: State | None = None
     while True:
         now = _read_state(file)

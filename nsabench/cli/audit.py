@@ -39,10 +39,11 @@ def command(
     """Apply the checks to a run or a CSV table.
 
     A table has a column of times for each implementation (triton_ms, sdpa_ms), or a row for each
-    (implementation, time_ms). The first lines say which column was taken for what. If no name shows
-    which implementation is the candidate, give --candidate.
+    (implementation, time_ms). The output begins with which column was taken for what. If no name
+    shows which implementation is the candidate, give --candidate.
 
-    Exits with 1 if a finding makes a verdict invalid, and with 2 without a candidate.
+    Exits with 1 if a finding changes a status or makes a verdict invalid or inconclusive. Exits
+    with 2 if a table cannot be read or does not tell its candidate.
 
     Example: nsabench audit timings.csv --gpu "RTX 4090"
     """

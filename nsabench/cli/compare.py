@@ -53,7 +53,8 @@ def command(
 
     The runs may differ in versions, GPUs or commits. They are joined by case and implementation.
     The comparison shows changed statuses, ratios of median times with 95 % intervals (above 1: the
-    later run is faster) and candidates. Signed runs are verified first.
+    later run is faster), and each run's candidates against its baselines. Signed runs are verified
+    first.
 
     Example: nsabench compare results/before results/after --fail-on regression
     """

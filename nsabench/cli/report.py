@@ -17,7 +17,7 @@ from nsabench.output import report
     "--out",
     type=_options.FOLDER,
     metavar="DIR",
-    help="Folder to write to. Default: the run's folder, unless it is signed.",
+    help="Folder to write to. Default: the run's folder; a signed run needs another.",
 )
 @click.option("--derive", is_flag=True, help="Also derive tables and thresholds from plan and log.")
 @click.option(
