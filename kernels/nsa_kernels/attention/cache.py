@@ -21,9 +21,9 @@ def _to_keep() -> AbstractContextManager[Any]:
 class NSACache:
     """Keys and values [B, H, capacity, ...] of which the first ``tokens`` are filled.
 
-    Appended tokens are written in place, after the earlier ones. If the capacity is used up, it
-    doubles. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of the filled part. A decode step takes
-    ``room`` and ``seqlens``, whose shapes stay the same until the cache grows.
+    New tokens are written after the earlier ones. If they do not fit, the capacity becomes twice
+    the number of tokens. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of the filled part. A
+    decode step takes ``room`` and ``seqlens``, whose shapes change only with the capacity.
     """
 
     def __init__(self, block: int = 32, stride: int = 16, room: int = 256) -> None:
@@ -90,8 +90,8 @@ class NSACache:
 
         Raises:
             ValueError: tensors do not fit the cache in sizes, dtype or device, k and v have
-                different numbers of tokens, or ``compress_k`` returns another number of keys. The
-                cache then stays as it was.
+                different numbers of tokens, or a function returns another shape. The cache then
+                stays as it was.
         """
         with self.undone_by_errors():
             self._append(k, v, compress_k, compress_v)

@@ -1,4 +1,4 @@
-"""The settings that decide between the kernel and packed SDPA, their sources, and the decision."""
+"""The settings that decide between the kernel and packed SDPA (``sdpa.py``), and the decision."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ REGIMES: dict[str, tuple[str, ...]] = {
     "graph": ("device",),
 }
 """How a call is made: from Python (``queue``), compiled (``device``), or in a capture (``graph``).
-
 If a regime has no threshold, the regimes in its tuple are asked in turn, and then ``min_len``."""
 
 
@@ -73,7 +72,7 @@ class Policy:
             Calls from Python need a higher threshold than a graph if the host limits their speed.
         group_kernels: False avoids kernels that take all heads of a group at once. All kernels for
             ranges take them at once, so packed SDPA is used instead.
-        force: use the kernel whatever ``min_len`` says.
+        force: use the kernel whatever the thresholds say.
         on_error: "raise" lets an error in the kernel through; "fallback" counts it, logs it once
             and uses packed SDPA.
         debug_timing, debug_compare, debug_shapes: log the time of each call, its largest

@@ -1,4 +1,4 @@
-"""Record what the gate did: counters, one log line for each reason, the report."""
+"""Record which calls of ``selection_attention`` took the kernel, which the fallback, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def count_kernel(regime: str) -> None:
 
 
 def count_fallback(reason: str, regime: str, error: BaseException | None = None) -> None:
-    """Count a call that packed SDPA served in a regime. Log the first call of each reason."""
+    """Count a call that the fallback, packed SDPA, served. Log the first call of each reason."""
     _fallback_calls[regime] += 1
     seen = _fallbacks.get(reason, 0)
     _fallbacks[reason] = seen + 1
@@ -38,8 +38,9 @@ def routing_report() -> dict[str, Any]:
         - ``kernel``: calls served by the kernel; ``fallback``: calls served by packed SDPA;
         - ``reasons``: {reason: calls}; ``texts``: {reason: sentence};
         - ``errors``: {reason: its last error};
-        - ``regimes``: {regime: {``kernel``: calls, ``fallback``: calls}}. The regime is ``queue``
-        from Python, ``device`` if compiled by torch.compile, and ``graph`` if captured.
+        - ``regimes``: {regime: {``kernel``: calls, ``fallback``: calls}}. A regime is ``graph`` for
+        calls captured in a CUDA graph, ``device`` for others in a program of torch.compile, and
+        ``queue`` for all further calls.
 
         A call in a CUDA graph counts once, when it is captured. A call that torch.compile compiled
         counts each time it runs, or never if it needs a gradient.

@@ -117,7 +117,7 @@ def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
 def class_tile(
     name: str, rule: Tile, itemsize: int, device: torch.device, given: Given
 ) -> tuple[Tile, bool]:
-    """Return the given tile, else the tuned one, else the rule's, and whether it was tuned."""
+    """Return the given tile, else the tuned (16-bit) one, else the rule's, and if it is tuned."""
     if isinstance(given, tuple):
         return given, False
     tuned_tile = tuned_tiles(device).get(name) if given is None and itemsize == 2 else None

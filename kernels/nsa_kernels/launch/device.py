@@ -40,7 +40,7 @@ def device_limits(device: torch.device) -> Device:
 
 @functools.lru_cache(maxsize=64)
 def dependent_launch(device: torch.device) -> bool:
-    """Return whether a launch can begin before the launch it depends on ends (``jit.compat``)."""
+    """Return whether a launch can begin before the previous launch has ended (``jit.compat``)."""
     return HAS_PDL and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -16,7 +16,7 @@ and calls the compiled kernels.
 A call is never replayed
 
 - if a gradient is wanted, if a profiler or hook watches launches, or in a torch.func transform;
-- if an argument is not a plain tensor, a number or None;
+- if an argument has a keyword, or is not a plain tensor, a number or None;
 - if it does more than launch kernels on its arguments and on memory from ``torch.empty``.
 """
 
@@ -241,7 +241,7 @@ class Recorder:
         """Return where a tensor is.
 
         The recording becomes incomplete if the memory is neither an input nor a noted allocation
-        (such as a copy that torch made), or if torch has written to it.
+        (such as a copy that torch made), or if torch has written to the allocation.
         """
         memory = self._numbers.get(x.untyped_storage()._cdata)
         if memory is None or (memory >= self.inputs and x._version > 0):
@@ -271,8 +271,8 @@ class Recorder:
     def noting(self) -> Iterator[None]:
         """Note what this thread allocates and launches.
 
-        A TorchFunctionMode would also be called for each ``x.shape``, which takes longer than the
-        launches.
+        Functions are replaced, since a TorchFunctionMode would also be called for each ``x.shape``,
+        which takes longer than the launches.
         """
         own = [getattr(torch, name) for name in _ALLOCATIONS]
         getitem = KernelInterface.__getitem__

@@ -1,4 +1,4 @@
-"""Read and write the tiles that ``nsa_kernels.tune`` found best on a GPU.
+"""Read and write the tiles that ``nsa_kernels.tune`` found better than a rule's on a GPU.
 
 There is one file for each GPU model and Triton version, in the subfolder ``tuned`` of the cache
 folder. A process reads it once. If there is no file, the rules of ``config`` apply.

@@ -1,4 +1,4 @@
-"""Look up the launch configuration of a call of rows, packed rows or ranges."""
+"""Look up the launch configuration of ``selection_rows``, ``_varlen`` or ``_ranges``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def chosen_config(
     *,
     longest: int | None = None,
 ) -> Config:
-    """Return the configuration with which ``op`` would be launched on these tensors, to record it
-    or to pass it as ``config``.
+    """Return the configuration with which ``op`` would be launched, to record it or to pass it on.
 
     Args:
         op: "selection_rows", "selection_varlen" or "selection_ranges".

@@ -1,7 +1,7 @@
 """``block_selection_attention``: every query attends to the blocks of keys that it chose.
 
 Forward, backward and plan are custom operators, so torch.compile sees each of them as one call. The
-backward, and layers with the same selection, share the plan.
+backward shares the plan, and layers with the same selection can share it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def block_selection_attention(
     workspace_bytes: int = WORKSPACE_BYTES,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention over the chosen blocks of keys (arXiv 2502.11089, section 3.3.2).
+    """Attend causally to the chosen blocks of keys (arXiv 2502.11089, section 3.3.2).
 
     Query t sees the keys of the blocks ``block_indices[b, t, h]`` of its sequence, up to its own
     position. The HQ // H query heads of a group share a choice. Differentiable in q, k and v.
@@ -63,7 +63,7 @@ def block_selection_attention(
         float32 [B, T, HQ] (natural log; -inf without a key).
 
     Raises:
-        TypeError, ValueError: arguments do not fit, the plan is of another call, the workspace is
+        TypeError, ValueError: arguments or the plan do not fit, the workspace is
             too small for one chunk, or tiles are too large for the GPU's shared memory.
     """
     without_values = traced(q)

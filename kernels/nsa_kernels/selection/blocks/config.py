@@ -147,7 +147,7 @@ def _backward_bytes(shape: BlockShape, rows: int) -> int:
 
 
 def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int]) -> int:
-    """Return the most rows of a tile, up to 64 but at least a group, that fit in shared memory.
+    """Return the rows of a tile: the most up to 64 (fp32: 32) that fit, but at least a group.
 
     Raises:
         ValueError: even the fewest rows do not fit.
@@ -172,8 +172,8 @@ def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int
 
 
 def forward_config(shape: BlockShape) -> BlockConfig:
-    """Return the launch of the forward. An item has 512 rows or more, so that K and V are rarely
-    loaded. It does not have many more, so that programs end at about the same time."""
+    """Return the launch of the forward. An item has about 512 rows, or 64 queries if that is more.
+    So K and V are rarely loaded, and programs end at about the same time."""
     rows = _tile_rows(shape, "forward", _forward_bytes)
     wide = max(shape.d, shape.dv) > 128
     # 128 registers let four programs of four warps share a multiprocessor.
@@ -190,7 +190,7 @@ def _backward_queries(shape: BlockShape) -> int:
 
 
 def backward_config(shape: BlockShape) -> BlockConfig:
-    """Return the launch of the backward, with longer items, since an item also writes dK and dV."""
+    """Return the launch of the backward, whose items are longer in large calls, to write less."""
     warps = 8 if max(shape.d, shape.dv) > 128 else 4
     return BlockConfig(
         _tile_rows(shape, "backward", _backward_bytes), _backward_queries(shape), warps, None
@@ -209,7 +209,7 @@ def _too_small(cap: int, need: int) -> ValueError:
 
 
 def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """Return the most heads at once that leave room for chunks of 1,024 tokens, at least one."""
+    """Return the most heads at once (at least one) that leave room for chunks of 1,024 tokens."""
     entry = shape.group * (shape.dv * shape.dtype.itemsize + 4)
     left = cap - shape.plan_bytes
     if left < 32 * shape.s * entry:

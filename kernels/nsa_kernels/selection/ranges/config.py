@@ -31,9 +31,9 @@ def ranges_config(
 
     If rows would occupy at most a quarter of the multiprocessors, they are split into one program
     for each multiprocessor. More rows are split into two programs for each. Rows that occupy three
-    quarters of the multiprocessors or more are not split, since these read as fast as all. Only the
-    device knows how many keys a row selects. So a row may have fewer shares than the launch has
-    splits, and the other programs end at once.
+    quarters or more are not split, since so many multiprocessors read as fast as all. A row has at
+    most 64 splits, and at most one for each LEAST_SHARE keys that it may select. Only the device
+    knows how many keys a row selects. If there are few, some programs end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)

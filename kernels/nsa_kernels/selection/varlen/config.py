@@ -34,8 +34,9 @@ def varlen_config(
     """Return the configuration of ``selection_varlen``, with work items of ``chunk`` keys.
 
     If rows fill the device, and none is over four times as long as the mean, no row is split. If
-    rows fill the device but differ more, items have the mean length of rows (twice that if the
-    longest is unknown). Few rows are split into two items for each multiprocessor.
+    rows fill the device but differ more, items have the mean length of rows, or twice that if the
+    longest is unknown. Limits ensure one to four programs for each multiprocessor. If rows do not
+    fill the device, they are split into about two programs for each multiprocessor.
     """
     limits = device_limits(device)
     programs = n * cdiv(h, 64)
