@@ -127,13 +127,17 @@ def replayed(call: Callable[..., Any], tensors: dict[str, torch.Tensor]) -> Tens
 
 
 def here() -> list[tuple[str, str, str]]:
-    """Return all cells on a GPU; in the interpreter, all of float32 and two of the other dtypes."""
+    """Return all cells on a GPU; in the interpreter, all of float32 and one of the other dtypes.
+
+    Compiling a whole layer takes seconds: only test-all does.
+    """
     if DEVICE == "cuda":
         return list(conformance.cells())
     return [
-        (call, dtype, condition)
-        for call, dtype, condition in conformance.cells()
-        if condition != "CUDA graph" and (dtype == "float32" or condition in ("plain", "gradient"))
+        pytest.param(*cell, marks=pytest.mark.full) if call.startswith("NSA") and compiles else cell
+        for cell in conformance.cells()
+        for call, dtype, condition, compiles in [(*cell, cell[2] == "compile")]
+        if condition != "CUDA graph" and (dtype == "float32" or condition == "plain")
     ]
 
 

@@ -19,9 +19,11 @@ OP = ops.get("selection_blocks")
 
 # What a GPU makes in minutes, in one that fits Triton's interpreter.
 SMALL = """
+from tests.origin import quicken_interpreter
 from tools.record_selections import Sizes, main
-sizes = Sizes(layers=2, dim=16, heads=2, kv_heads=1, head_dim=16, block_size=16, n_selected=4,
-              window=16, batch=1, tokens=96, recorded=128)
+quicken_interpreter()
+sizes = Sizes(layers=2, dim=16, heads=1, kv_heads=1, head_dim=16, block_size=16, n_selected=4,
+              window=16, batch=1, tokens=64, recorded=96)
 main("60", {file!r}, sizes, 2)
 """
 
@@ -64,6 +66,7 @@ def test_a_row_without_its_forced_blocks_is_no_recording(selection):
         recordings.of_selection(other, BLOCK, "")
 
 
+@pytest.mark.full
 def test_a_model_is_trained_and_recorded(tmp_path):
     file = tmp_path / "recorded.xz"
     done = subprocess.run(
@@ -76,9 +79,9 @@ def test_a_model_is_trained_and_recorded(tmp_path):
     assert done.returncode == 0, done.stderr
     about = json.loads(done.stdout[done.stdout.index("{") :])
     made = unpack_recording(file.read_bytes())
-    assert (about["heads"], made.chosen.shape[1], made.slots) == (2, 128, 4)
+    assert (about["heads"], made.chosen.shape[1], made.slots) == (2, 96, 4)
     assert 4 < about["different blocks of neighbours"]["2"] <= 8
-    assert "2 steps of 1 x 96 bytes of the library of Python" in made.made
+    assert "2 steps of 1 x 64 bytes of the library of Python" in made.made
 
 
 def test_what_is_drawn_is_what_was_recorded():

@@ -36,6 +36,12 @@ def of_the_same_code(side):
     return replace(side, plan=side.plan.model_copy(update={"sources": sources}))
 
 
+@pytest.fixture(scope="module")
+def compared(sides):
+    """Return the comparisons, without and with what is known to be the same code."""
+    return [compare(pair, intersection=True) for pair in (sides, [*map(of_the_same_code, sides)])]
+
+
 def ghosts(cells):
     differences = [c.shifts[0].difference for c in cells if c.shifts[0].difference is not None]
     counts = Counter(differences)
@@ -47,12 +53,9 @@ def narrowest(cells):
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_candidates_that_did_not_change_get_no_verdict(sides, told):
+def test_candidates_that_did_not_change_get_no_verdict(compared, told):
     """Whether or not it is known which baselines are the same code."""
-    first, second = map(of_the_same_code, sides) if told else sides
-    cells = [
-        c for c in compare([first, second], intersection=True).cells if c.role is Role.CANDIDATE
-    ]
+    cells = [c for c in compared[told].cells if c.role is Role.CANDIDATE]
     assert len(cells) == 228
     assert (narrowest(cells) > 1.1 * BAND) == told
     assert ghosts(cells) <= MOST_GHOSTS
@@ -60,13 +63,10 @@ def test_candidates_that_did_not_change_get_no_verdict(sides, told):
     assert len(ratios) == 228 and median(ratios) == pytest.approx(1, abs=0.011)
 
 
-def test_baselines_get_no_verdict_by_the_band_that_they_teach(sides):
-    first, second = map(of_the_same_code, sides)
-    comparison = compare([first, second], intersection=True)
-    cells = [c for c in comparison.cells if c.role is Role.BASELINE]
+def test_baselines_get_no_verdict_by_the_band_that_they_teach(compared):
+    by_rule, cells = ([c for c in x.cells if c.role is Role.BASELINE] for x in compared)
     assert len([c for c in cells if c.shifts[0].ratio is not None]) == 836
     assert ghosts(cells) <= MOST_GHOSTS
-    by_rule = [c for c in compare(sides, intersection=True).cells if c.role is Role.BASELINE]
     assert ghosts(by_rule) > MOST_GHOSTS  # a fixed band is not enough
 
 

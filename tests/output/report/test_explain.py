@@ -55,8 +55,9 @@ def test_every_word_has_a_meaning():
     words = [w.value for words in (Status, Verdict, Role, Effect, Catch) for w in words]
     words += [c.name for c in (*RECORDS, *COMPARISONS, *SAMPLES)]
     words += list(checks.CHECKS)
+    known = meanings()
     for word in words:
-        assert all(meaning.text for meaning in explain(word)), word
+        assert all(meaning.text for meaning in known[word.lower()]), word
 
 
 def test_a_word_with_two_meanings_has_both():
