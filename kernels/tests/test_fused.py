@@ -3,7 +3,7 @@
 import nsa_kernels
 import pytest
 import torch
-from cases import DEVICE, agree, make, mean, normal, offsets
+from cases import DEVICE, HERE, agree, make, mean, normal, offsets
 from nsa_kernels.attention.means import key_offsets, keys_of, launch_means, means_of_blocks
 from nsa_kernels.scoring.naive import naive_select_blocks
 from nsa_kernels.scoring.top_n import RowTiles, launch_top_n
@@ -16,7 +16,7 @@ def draw(*shape, dtype=torch.float32, seed=0):
     return normal(dtype, seed + sum(shape))(*shape)
 
 
-@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("dtype", HERE)
 @pytest.mark.parametrize("gates", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [{"t": 1}, {"b": 2, "t": 21, "d": 48}, {"t": 9, "d": 256}])
 def test_a_gated_sum_with_gates_of_any_dtype(dtype, gates, sizes):
@@ -25,7 +25,7 @@ def test_a_gated_sum_with_gates_of_any_dtype(dtype, gates, sizes):
     agree("gated_sum", case, dtype)
 
 
-@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("dtype", HERE)
 @pytest.mark.parametrize(("block", "stride"), [(32, 16), (8, 4), (4, 4), (12, 3), (3, 5), (1, 1)])
 def test_means_and_their_gradients(dtype, block, stride):
     k = draw(2, 70, 2, 24, dtype=dtype).requires_grad_()

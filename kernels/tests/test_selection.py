@@ -79,6 +79,7 @@ def test_rows_of_like_length_take_a_program_each(hint):
     forward(name, dataclasses.replace(case, call=lambda **x: case.call(**x, max_seqlen=hint)))
 
 
+@pytest.mark.full
 def test_many_rows_are_found_in_two_steps():
     forward("selection_varlen", make("selection_varlen", lengths=[i % 3 for i in range(1100)]))
 

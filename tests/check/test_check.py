@@ -170,14 +170,10 @@ def test_a_person_learns_at_once_whether_it_is_right(two):
 
 def test_a_series_of_lengths_is_probed_until_a_kernel_is_right(tmp_path):
     path = tmp_path / "probed.py"
-    shapes = tuple(f"N=4,H=2,D=32,L={length}" for length in (16, 32, 48))
+    shapes = tuple(f"N=4,H=2,D=32,L={length}" for length in (16, 32))
     question = checking.CheckRequest(file=path, device="cpu", shapes=shapes)
     path.write_text(PROBED)
-    assert ["65 keys" in found.log for found in checking.check_file(question)] == [
-        True,
-        False,
-        False,
-    ]
+    assert ["65 keys" in found.log for found in checking.check_file(question)] == [True, False]
     path.write_text(IGNORES_THE_SCALE)
     for found in checking.check_file(question):
         assert found.record.reason.startswith("with another scale, ")
