@@ -1,11 +1,10 @@
 """An archive of verified runs, in a folder or in S3. Needs the extra `archive`.
 
-    schema=1/gpu=NVIDIA_H200/run=RUN_ID/records-HASH.parquet
-                                        samples-HASH.parquet
+    schema=1/gpu=NVIDIA_H200/run=RUN_ID/records-HASH.parquet  (comparisons and samples likewise)
                                         manifest.dsse.json
 
-The tables are the run's own files. A name contains the first 16 digits of the file's hash, so
-different content never has the same name. Readers look for manifests, which are written last.
+The tables are copies of the run's files. A name contains the first 16 digits of the file's hash, so
+other content has another name. Readers look for manifests, which are written last.
 
 Import `archive.query` directly: it needs DuckDB, which images do not have.
 """

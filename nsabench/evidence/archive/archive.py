@@ -42,7 +42,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The runs of an archive. broken: a sentence for each. stray: how many objects are of none."""
+    """The runs of an archive. broken: a sentence for each. stray: count of objects of no run."""
 
     sound: list[ArchivedRun]
     broken: list[str]
@@ -97,7 +97,7 @@ class Archive:
     def survey(
         self, trusted: frozenset[str] = frozenset(), require: Trust = Trust.EPHEMERAL
     ) -> Surveyed:
-        """Verify all runs, except those that were verified before and have not changed."""
+        """Verify all runs. If one was verified before and has not changed, only check its trust."""
         stamps = self.store.stamps()
         manifests = [n for n in stamps if n.endswith("/" + MANIFEST)]
         stored: dict[str, dict[str, str]] = defaultdict(dict)
@@ -181,7 +181,7 @@ class Archive:
 
 
 def _check_tables(folder: Path, predicate: Predicate) -> dict[str, dict[str, str]]:
-    """Check tables against the manifest. Returns the unknown columns of an `ArchivedRun`."""
+    """Check tables against the manifest. Return `ArchivedRun.unknown`, their unknown columns."""
     check_summary(folder, predicate)
     unknown = {}
     for table in TABLES:

@@ -52,7 +52,7 @@ def make_view(connection: Connection, archive: Archive, table: str, runs: Runs) 
     missing = {run.digests[table]: run for run in runs}
     connection.register(f"{table}_of_none", schema(COLUMNS[table]).empty_table())
     selects = [f"FROM {table}_of_none"]
-    # DuckDB lets a query write to attached paths. These are gone before the query runs.
+    # DuckDB lets a query write to attached paths, so these links are removed before it runs.
     with TemporaryDirectory(dir=folder if os.access(folder, os.W_OK) else None) as scratch:
         for number, path in enumerate(paths):
             link = Path(scratch) / path.name

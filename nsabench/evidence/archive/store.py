@@ -112,7 +112,7 @@ class Store:
             return {entry["path"]: _stamp(entry) for entry in entries}
 
     def read(self, name: str, most: int) -> bytes:
-        """Raise `VerificationFailed` if the object is missing or has more than `most` bytes."""
+        """Read an object. Raises `VerificationFailed` if it is missing or has over `most` bytes."""
         with self._errors():
             try:
                 if self.folder is not None:
