@@ -31,7 +31,7 @@ from nsabench.signing import load_signer
 def command(asked: Measuring, gpus: str | None) -> int:
     """Check the machine, measure, decide and report.
 
-    Without a MATRIX, all matrices are measured on a GPU, and the quick one on a CPU.
+    Without a MATRIX, all shipped matrices except `quick` are measured on a GPU, `quick` on a CPU.
 
     Example: nsabench all selection_rows --kernels mine.py
     """

@@ -31,7 +31,7 @@ from nsabench.running.clients import WorkerClient
 def command(device: str, results: Path, as_json: bool) -> int:
     """Describe this machine and its problems.
 
-    Exits with 3 if a problem makes measuring pointless.
+    Exits with 3 if a problem makes measuring impossible or pointless.
 
     Example: nsabench doctor --json
     """

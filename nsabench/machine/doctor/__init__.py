@@ -54,7 +54,6 @@ def render(environment: Environment, problems: list[MachineProblem]) -> Group:
 
 
 def describe(environment: Environment, without: Collection[str] = ()) -> list[Text]:
-    """Return the labelled lines of a machine. without: labels that are left out."""
     lines = [part for part in summarise(environment, environment.gpus) if part[1]]
     return [
         Text.assemble((f"{label:{LABEL_WIDTH}}", "dim"), " ", line)
