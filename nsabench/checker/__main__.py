@@ -1,4 +1,4 @@
-"""The checker process: reads requests on stdin and answers on the former stdout."""
+"""The checker process: reads requests on stdin, and answers on stdout, which no print reaches."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Oracles:
         else:
             output, gradients = self.op.results(inputs, grad_out)
             expected = {f"d{name}": gradients[name] for name in self.op.differentiable}
-            # float32 halves its memory. Its rounding is a twentieth of an honest result's error.
+            # float32 takes half the memory, and rounds by a twentieth of an honest result's error.
             expected[OUTPUT] = output.float()
         self.expected.append(expected)
         tensors = [*inputs.tensors.values(), *expected.values(), grad_out]

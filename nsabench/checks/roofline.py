@@ -19,7 +19,7 @@ OVERCLOCKING = 1.05
 # A time leaps if it grows by over `LEAP` times the square of the work's growth. In three runs on an
 # H200, the factor was 15 to 44 for uncompiled FlexAttention, and at most 2 for everything else.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # a baseline that took at most so many times the best time might win later
+IN_THE_RUNNING = 2.0  # a baseline within this multiple of the best time before a leap might win
 
 GROWTH_OF_WORK = 4.0
 FLAT = 1.1  # a time that grows by less while the work grows by `GROWTH_OF_WORK` or more is flat
@@ -104,7 +104,7 @@ def least_time(
 
 def find_beaten(record: Record, limits: DeviceLimits, regime: Regime | None = None) -> Bound | None:
     """Return the lower bound that a time beats by more than the margin, or None."""
-    # Nothing is flushed between the calls of a burst, so in the queue all inputs may be in L2.
+    # Nothing is flushed between calls back to back (the regime `queue`), so L2 may hold all inputs.
     time_ms = record.median_in(regime or record.regime)
     allowed = _allow_tensor_cores(limits) if record.dtype is DType.FLOAT32 else limits
     bound = least_time(record, allowed, warm=regime is Regime.QUEUE)

@@ -18,7 +18,7 @@ from nsabench.ops import Probe
 
 
 def main(run: Path, case_id: str, name: str, file: Path) -> None:
-    """Write the first set of the run, and probes. On an equal device, the bits are the run's."""
+    """Write a case's first set of inputs, and probes. On an equal device they equal the run's."""
     plan = Plan.read(run / "plan.json")
     if plan.ops:
         ops.load_file(Path(plan.ops), plan.ops_sha256)

@@ -37,7 +37,7 @@ def command(
     """Check that a run is complete and unaltered.
 
     Checks the signature and every hash, derives tables and thresholds from the log again, and
-    compares them. Shows the key that signed. Exits with 4 and names the first broken check.
+    compares them. Shows the key that signed. Names the first broken check, and exits then with 4.
 
     Example: nsabench verify results/20260101T120000Z-a1b2c3 --key signing.key.pub
     """

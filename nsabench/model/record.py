@@ -161,7 +161,7 @@ class Record:
     caught_by: Annotated[str, "of a control: the check that must catch it"] = ""
     caught: Annotated[Catch | None, "of a control: caught, missed, declined or unproven"] = None
     compile_s: Annotated[
-        Float, "wall time of the first call with compilation, which several may share", "s"
+        Float, "wall time of the first call and its compilation, which several may share", "s"
     ] = None
     peak_mem_bytes: Annotated[Int, "device memory a call allocates at its peak", "byte"] = None
     config: Annotated[str, "what the implementation says it chose for the case"] = ""

@@ -29,7 +29,6 @@ def shipped_matrices() -> dict[str, Path]:
 
 
 def find_matrix(given: str) -> Path:
-    """Return the file of a matrix, given as a path or by the name of a shipped matrix."""
     path = Path(given)
     if path.is_file():
         return path

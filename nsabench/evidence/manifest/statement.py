@@ -59,8 +59,6 @@ class SignedBy(Frozen):
 
 
 class ShardSigned(Frozen):
-    """The signer of a shard of a merged run, and the time of the signature."""
-
     run_id: RunId
     keyid: Sha256
     trust: Literal[Trust.EPHEMERAL, Trust.UNPINNED]  # as its signer says

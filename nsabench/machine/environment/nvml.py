@@ -185,7 +185,8 @@ class ConditionMonitor:
             samples.sm_clock_mhz.append(clock or 0)
 
     def at_phase(self, phase: str) -> None:
-        # Readings before the first timed phase and in probes do not count: kernels may compile.
+        # Readings before the first timed phase and in probes (untimed calls on unusual inputs) do
+        # not count, since kernels may compile then.
         if phase in TIMED_PHASES and not self._begun:
             self._begun = len(self._readings)
         if phase != PROBES:
