@@ -105,7 +105,7 @@ large = []
 @hostile
 def children_share_memory(q, k, v):
     if not large:
-        large.append(b"1" * (1 << 29))
+        large.append(b"1" * (1 << 28))
         for _ in range(6):
             if os.fork() == 0:
                 time.sleep(600)
@@ -113,9 +113,9 @@ def children_share_memory(q, k, v):
 
 
 @hostile
-def gigabyte_of_stderr(q, k, v):
+def much_stderr(q, k, v):
     line = b"x" * (1 << 20)
-    for _ in range(1024):
+    for _ in range(256):
         os.write(2, line)
     os.abort()
 
