@@ -46,7 +46,7 @@ def best_baseline(
     alongside: bool = False,
     regime: Regime | None = None,
 ) -> Record | None:
-    """Return the fastest timed baseline of a case whose mean error is in tolerance, or None.
+    """Return the fastest timed baseline of a case whose mean error, if known, is in tolerance.
 
     beside: take only baselines of this record's attempt. Baselines from this record's own package
     count only if there are no others. alongside: also take baselines that run only for a control.

@@ -67,8 +67,8 @@ def find_failures(records: Sequence[Record]) -> list[Finding]:
         if lack.is_stuck:
             regime = guarded_regime(lack.check)
             sentence = (
-                f"no control of {lack.group} reached the check {lack.check!r}, so it is not shown "
-                f"to work, and nothing is decided for {lack.group}{_name_regime(regime)}"
+                f"no control of {lack.group} reached the check {lack.check!r} to show that it "
+                f"works, so nothing is decided for {lack.group}{_name_regime(regime)}"
             )
             findings.append(
                 Finding(CHECK, Effect.INVALID, sentence, groups=(lack.group,), regime=regime)

@@ -19,8 +19,8 @@ from nsabench.output import templates
 def command(op: str, file: Path, cuda: bool, ops_file: Path | None) -> None:
     """Write a first kernel and a matrix for an op.
 
-    FILE.py contains a right Triton kernel for OP, and the shapes of its arguments. For an op of
-    your own, FILE.py calls the op's oracle instead. The matrix is in FILE.yaml.
+    FILE.py contains a right kernel for OP, in Triton unless --cuda is given, and the shapes of its
+    arguments. For an op of your own, FILE.py calls the op's oracle. The matrix is in FILE.yaml.
 
     Example: nsabench init selection_rows mine.py
     """

@@ -54,7 +54,7 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
 
     readable, writable: files, and folders with all that is in them; device files cannot be made.
     listable: folders of which only file names can be read, also in folders below. ABI 4 also
-    refuses TCP, and ABI 6 signals and abstract sockets of other processes. Raises `OSError`.
+    refuses TCP, and ABI 6 signals to other processes and their abstract sockets. Raises `OSError`.
     """
     version = abi()
     everything = handled(version)

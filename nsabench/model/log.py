@@ -102,7 +102,7 @@ class Log:
                 self._by_case.setdefault(place, []).append(self._last)
             case Observed() | Ended():
                 if self._last is None:
-                    raise ValueError("no job is open to which it belongs")
+                    raise ValueError("it belongs to a job, but no job is open")
                 if isinstance(entry, Observed):
                     self._last.observations.append(entry.observation)
                 else:

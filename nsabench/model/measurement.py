@@ -101,7 +101,7 @@ class Observation(Judged):
         if self.status is not Status.OK and not self.reason:
             raise ValueError(f"status {self.status} needs a reason")
         if self.status is not Status.OK and (self.samples.time_ms or self.bursts.time_ms):
-            raise ValueError(f"status {self.status} has no samples")
+            raise ValueError(f"status {self.status} may not have samples")
         return self
 
 
