@@ -129,22 +129,6 @@ def test_a_call_without_a_backward_refuses_each_input_that_wants_one(name):
             assert not results(case.call(**given))[0].requires_grad
 
 
-@pytest.mark.parametrize("name", conformance.CALLS)
-@pytest.mark.parametrize("transform", ["vmap", "jvp"])
-def test_transforms_of_functions_are_refused(name, transform):
-    case = make(name)
-    key, x = next(iter(case.tensors.items()))
-
-    def call(x):
-        return results(case.call(**{**case.tensors, key: x}))[0]
-
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"torch\.func"):
-        if transform == "vmap":
-            torch.func.vmap(call)(x.unsqueeze(0))
-        else:
-            torch.func.jvp(call, (x,), (x,))
-
-
 def of_policy(policy):
     case = make("selection_attention")
     call = case.call
