@@ -26,7 +26,7 @@ def split_candidates(
 
 
 def describe_outcome(plan: Plan, results: Results, took: str = "") -> Sentence:
-    """Return whether the run is complete, and whose kernels failed. took: ` in 12.3 s`."""
+    """Return whether the run is complete, and whose kernels failed. `took` may be ` in 12.3 s`."""
     missed = {r.implementation for r in results.records if r.caught is Catch.MISSED}
     if missed:
         count = "a control was" if len(missed) == 1 else f"{len(missed)} controls were"
@@ -80,7 +80,7 @@ def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str
         regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
         parts = open_ if alike[0].answer is ThresholdAnswer.NOT_DECIDED else decided
         parts.append(f"{sentence} ({regimes}{f'; {why}' if why else ''})")
-    # Ratios alone would look like a decision.
+    # Undecided answers come before the ratios, which alone would look like a decision.
     return [standing.correctness, *open_, *standing.speed, *decided]
 
 

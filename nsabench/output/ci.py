@@ -19,10 +19,8 @@ CANDIDATES, OTHERS, CONTROLS = "candidates", "baselines and others", "controls"
 
 @dataclass(frozen=True)
 class Test:
-    """A test case of JUnit. failed, skipped: the reasons. If both are empty, it passed.
-
-    kind: the kind of the failure. time_s: the median time of a call.
-    """
+    """A test case of JUnit. It passed if the reasons `failed` and `skipped` are empty. `kind` is
+    the kind of the failure, and `time_s` the median time of a call."""
 
     group: str
     name: str
@@ -34,7 +32,7 @@ class Test:
 
 
 def list_suites(plan: Plan, results: Results) -> dict[str, list[Test]]:
-    """Return the tests of a run by suite. The first has the user's candidates."""
+    """Return the tests of a run by suite. The first has the user's candidates, or else all."""
     suites: dict[str, list[Test]] = {CANDIDATES: [], OTHERS: [], CONTROLS: []}
     has_own = any(is_of_the_user(plan, r) for r in results.records)
     for record in results.records:
@@ -65,7 +63,6 @@ def _test_record(record: Record) -> Test:
 
 
 def write_junit(suites: Mapping[str, Sequence[Test]], path: Path) -> Path:
-    """Write suites as JUnit XML. Raises `UsageError` if the path cannot be written."""
     root = Xml.Element("testsuites")
     for suite_name, tests in suites.items():
         suite = Xml.SubElement(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nsabench.text import code, markdown, shown
 
-# Rows of a long table. The JSON has all rows.
+# The most rows that are shown of a long table. The JSON has all rows.
 MOST = 60
 MOST_ON_TERMINAL = 20
 # Styles of words on a terminal. All other words are failures.
@@ -81,11 +81,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A table of texts.
-
-    numbers: the columns to align at the right.
-    nothing: the text for a table without rows.
-    """
+    """A table of texts, or the text `nothing` without rows. `numbers` are aligned at the right."""
 
     title: str
     columns: Sequence[str]

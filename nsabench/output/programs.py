@@ -22,7 +22,7 @@ class Data(BaseModel):
 
 
 class JsonDocument(Data):
-    """error: why nothing was done, or an empty text; remedy: what to do about it."""
+    """`error` says why nothing was done (or is empty), and `remedy` what to do about it."""
 
     version: Literal[3] = 3
     exit_code: int
@@ -66,7 +66,7 @@ class Named(Data):
 
 
 class CheckedKernel(Named, Outcome):
-    """right: whether the status is `ok`. log: what failed kernels of the case printed."""
+    """If it failed, `log` has what the kernels of the case printed, and its traceback."""
 
     right: bool
     diagnosis_id: str
@@ -101,7 +101,7 @@ class ComparedRun(Data):
 
 
 class ComparedCase(Named):
-    """runs: an outcome of each run. later: each later run against the first."""
+    """`runs` has an outcome for each run; `later` compares each later run with the first."""
 
     role: Role
     runs: list[Outcome]
@@ -114,7 +114,7 @@ class CheckDocument(JsonDocument):
 
 
 class RunDocument(JsonDocument):
-    """thresholds: as thresholds.yaml has them; null if nothing is decided."""
+    """`thresholds` is what thresholds.yaml holds, or null if nothing is decided."""
 
     command: Literal["all"] = "all"
     run_id: str

@@ -11,7 +11,7 @@ from nsabench.running.run import Finished
 from nsabench.verdicts import threshold
 from nsabench.verdicts.thresholds_yaml import as_data as thresholds_as_data
 
-NOT_TRIED = 5  # the exit code if no candidate was tried, as of pytest without a test
+NOT_TRIED = 5  # the exit code if no candidate was tried, as pytest's if it finds no test
 COMPLETE = (0, 1, NOT_TRIED)  # exit codes of a complete run
 
 
@@ -23,7 +23,7 @@ def exit_code(run: Finished) -> int:
 
 
 def as_document(run: Finished, signature: str = "") -> RunDocument:
-    """Return the result of a run, with decisions if it was signed. signature: a sentence."""
+    """Return the result of a run. It has decisions if there is a sentence about the `signature`."""
     records = run.results.records
     decisions = threshold.decide_run(records, run.plan) if signature else []
     return RunDocument(

@@ -9,7 +9,7 @@ from nsabench.output.document import Block, Name, Ours, Sentence, TableBlock, Ta
 from nsabench.output.standing import judge
 
 MARKS = {
-    "*": "* no control showed that each check behind this verdict works: see `unproven`",
+    "*": "* controls did not show that all checks behind this verdict work: see `unproven`",
     "‡": "‡ ratio to the best alternative, since no baseline was timed",
     "†": f"† {NO_SPECIALISED}: a ratio over 3, and only to masks, gathers or FlexAttention",
 }
@@ -17,7 +17,7 @@ MOST_CHARACTERS = 100  # the longest example
 
 
 def candidates(records: Sequence[Record], *, wide: bool) -> Iterator[Block]:
-    """Yield a table for each op, and the meaning of the marks. wide: all columns."""
+    """Yield a table for each op (`wide`: with all columns), and the meaning of the marks."""
     by_key = {r.key: r for r in records}
     judged = [r for r in records if r.role is Role.CANDIDATE]
     tables = [

@@ -40,8 +40,8 @@ def environment(**options: Any) -> jinja2.Environment:
 def first_kernel(op: Op, name: str, ops_file: str = "", *, cuda: bool = False) -> str:
     """Return a module with a kernel that is right. ops_file: the user's file of the op.
 
-    The kernel is in Triton, or in CUDA C++ with `cuda`. For an op of the user, it calls the op's
-    oracle.
+    The kernel is in Triton, or in CUDA C++ with `cuda`. For an op without such a starter, and for
+    all ops of the user, it calls the op's oracle.
     """
     templates = environment()
     body = f"starters/{op.name}.j2"

@@ -15,7 +15,7 @@ from nsabench.output.compare.side import Side
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """An implementation on a case. records: of each run; by_regime: shifts of each later run."""
+    """An implementation on a case: its record in each run, and shifts of it in each later run."""
 
     planned: PlannedCase
     implementation: str
@@ -43,7 +43,7 @@ class ComparedCell:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Runs and the cells that they share. disagreements: sentences about their different plans."""
+    """Runs and the cells that they share. `disagreements` says how the plans of the runs differ."""
 
     sides: tuple[Side, ...]
     cells: tuple[ComparedCell, ...]

@@ -18,7 +18,7 @@ MISSING = "missing"  # the status of a planned cell that was not measured
 # In 97.6 % of pairs, two medians of the same code were within 3 %. Over 20 µs, 99.6 % were
 # (docs/explanation/measurement.md, "How well it measures").
 BAND = 0.05
-# In the queue, times depend on the host, and hosts differ by more than devices.
+# In the regime queue, times depend on the host, and hosts differ by more than devices.
 BAND_IN_QUEUE = 0.10
 # The share of differences between times of the same code that a band covers.
 COVERED = 0.98
@@ -34,8 +34,8 @@ SHIPPED = "nsabench"
 class Shift:
     """A later run compared with the first. `difference` is None if both runs declined the case.
 
-    ratio: time in the first run / time in the later one, with its 95 % interval. band: the share
-    up to which times are the same.
+    `ratio` is the time in the first run over that in the later one, with its 95 % interval. Times
+    within `band`, a fraction of the time, are the same.
     """
 
     difference: Difference | None
@@ -49,7 +49,7 @@ class Shift:
 
 
 class RunPair:
-    """Two runs to compare. least: the narrowest band."""
+    """Two runs to compare. `least` is the narrowest band within which times count as the same."""
 
     def __init__(self, first: Side, later: Side, least: float) -> None:
         self.first, self.later, self._least = first, later, least

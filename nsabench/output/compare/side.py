@@ -34,7 +34,7 @@ SAMPLE_COLUMNS = ("case_id", "implementation", "regime", "time_ms")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the compared runs. name: unique among them; samples: times in ms, sorted."""
+    """One of the compared runs, with a unique `name`. `samples` holds sorted times in ms."""
 
     name: str
     folder: Path
@@ -69,9 +69,8 @@ class Side:
         names = dict.fromkeys(
             r.implementation for r in self._missed if controls.guarded_regime(r.caught_by) is None
         )
-        return (
-            f"the run {self.name} decides nothing: {', '.join(names)} not caught" if names else ""
-        )
+        what = f"the run {self.name} decides nothing, since controls were not caught"
+        return f"{what}: {', '.join(names)}" if names else ""
 
     @cached_property
     def stuck(self) -> list[Group]:
@@ -87,8 +86,8 @@ class Side:
         if self.missed or not self.stuck:
             return self.missed
         return (
-            f"the run {self.name} decides nothing for {', '.join(map(str, self.stuck))}: no "
-            f"control showed that each check works there"
+            f"the run {self.name} decides nothing for {', '.join(map(str, self.stuck))}: a check "
+            f"was not shown to work there, since its controls came to no result"
         )
 
     def objects_to(self, group: Group) -> str:
@@ -96,7 +95,7 @@ class Side:
 
     def objects_to_queue(self, record: Record) -> str:
         if any(controls.guarded_regime(r.caught_by) is not None for r in self._missed):
-            return f"the run {self.name} decides nothing in the queue: a control was not caught"
+            return f"the run {self.name} decides nothing in the regime queue: a control was missed"
         return self.objects_to(Group.from_record(record)) or self.doubt(record)
 
     def doubt(self, record: Record) -> str:

@@ -35,7 +35,7 @@ MOST_OPS = 3  # a title names at most this many ops
 
 @dataclass(frozen=True)
 class Facts:
-    """What the reports show of a run. signer: the key that will sign the run."""
+    """What the reports show of a run. `signer`, if any, will sign the run after the reports."""
 
     folder: RunFolder
     plan: Plan

@@ -103,7 +103,7 @@ def _read_charts() -> Mapping[str, Any]:
 
 
 def draw(chart: str, points: Sequence[Mapping[str, Any]], axis: str) -> Markup:
-    """Return a chart as SVG that needs no script. points: each has a `length`, the x-axis."""
+    """Return a chart as SVG that needs no script. The x-axis is the `length` of each point."""
     import markupsafe
 
     specification = json.loads(_read_asset(chart))

@@ -1,4 +1,4 @@
-"""Writes selection_report.md, which shows differences of runs in a diff, and a short summary."""
+"""Write selection_report.md, two of which can be compared in a diff, and a short summary."""
 
 from dataclasses import replace
 from typing import Any

@@ -78,7 +78,7 @@ def render_sections(
     facts: Facts | None = None,
     is_invalid: bool = False,
 ) -> str:
-    """Return the page of a run. contexts: by section name. facts: None for an archived run."""
+    """Return the page of a run: the sections that have a context. Archived runs have no facts."""
     return html.render(
         "page.html.j2",
         SCRIPTS,
@@ -96,7 +96,7 @@ def render_sections(
 def data_of(
     records: Sequence[Record], ceilings: Ceilings, margin: float, tolerances: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return the data for the scripts of a page. tolerances: the largest MAE of each case."""
+    """Return the data for the scripts of a page. `tolerances` has the allowed MAE of each case."""
     limits = DeviceLimits.from_run(ceilings)
     constant = labels.constant(records)
     ops = {r.op for r in records}

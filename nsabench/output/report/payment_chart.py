@@ -19,7 +19,7 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of one decision. lines: lengths and times (ms) by name."""
+    """A chart of one break-even length. `lines` has lengths and times (ms) by name."""
 
     payment: BreakEven
     lines: Mapping[str, Points]
@@ -43,7 +43,6 @@ class Chart:
 
 
 def charts(payments: Sequence[BreakEven], records: Sequence[Record]) -> list[Chart]:
-    """Return a chart for each decision that has at least two lengths."""
     return [drawn for p in payments if (drawn := _build_chart(p, records)) is not None]
 
 

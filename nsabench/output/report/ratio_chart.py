@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RatioChart:
-    """Ratios of one candidate. points: `decided` is the ratio, or None if it is inconclusive."""
+    """Ratios of one candidate. `decided` of a point is its ratio, or None if inconclusive."""
 
     candidate: str
     shape: str
@@ -39,7 +39,7 @@ class RatioChart:
 
 
 def build(standings: Sequence[Standing]) -> RatioChart | None:
-    """Return the chart of the first candidate with a clear ratio, or with ratios at two lengths."""
+    """Return the first chart with a clear ratio, or else the first with ratios at two lengths."""
     charts = list(filter(None, map(_build, standings)))
     return next((chart for chart in charts if any(chart.decided)), charts[0] if charts else None)
 

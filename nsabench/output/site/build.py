@@ -38,7 +38,7 @@ UP = "../../"  # the way from the page of a run to the site
 
 @dataclass(frozen=True)
 class SiteRun:
-    """A run of a site. downloads: names and links of files."""
+    """A run of a site. `downloads` has names and links of files."""
 
     run_id: str
     created: str
@@ -82,10 +82,8 @@ class SiteRun:
 
 
 def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
-    """Return the break-even decisions, one for each device and software, unpaired software last.
-
-    Each decision comes from the valid run that tested the most cases. runs: the latest first.
-    """
+    """Return break-even decisions by device and software. Each comes from the valid run that tested
+    the most cases. Software whose Triton is not the one that torch pins comes last."""
     most: dict[tuple[str, ...], tuple[SiteRun, BreakEven]] = {}
     for run in runs:
         for p in run.payments if not run.missed else ():

@@ -25,10 +25,8 @@ class LeaderboardKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """A table of the implementations that are right in every case that they ran.
-
-    wrong: the names of the other implementations, and what is wrong with each.
-    """
+    """A table of the implementations that are right in every case that they ran. `wrong` names
+    those that failed in a case, and says what is wrong with each."""
 
     place: LeaderboardKey
     table: TableBlock
@@ -45,9 +43,10 @@ def is_paired(record: Record) -> bool:
 
 
 def leaderboards(runs: Iterable[Sequence[Record]]) -> list[Leaderboard]:
-    """Return the boards, unpaired software last. runs: the records of each run, the latest first.
+    """Return the boards; last those whose Triton is not the one that their torch pins.
 
-    A board shows the run with the most times, so that a run of a few cases does not replace it.
+    A board shows the run that timed the most records (of equal ones the first), so that a later run
+    of a few cases does not replace a full one.
     """
     largest: dict[LeaderboardKey, list[Record]] = {}
     for records in runs:

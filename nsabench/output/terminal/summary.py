@@ -30,10 +30,8 @@ def print_summary(
     verbose: bool = False,
     wide: bool = False,
 ) -> None:
-    """Print the end of a run. signed: a sentence about the signature.
-
-    verbose: print every baseline, control and finding. wide: show every column.
-    """
+    """Print the end of a run, with `signed`, a sentence about the signature. If `verbose`, print
+    every baseline, control and finding. If `wide`, show every column."""
     records = finished.results.records
     if verbose or any(r.caught is Catch.MISSED for r in records):
         console.print(*on_terminal([tables.others(records)]))
@@ -72,7 +70,7 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
 
 
 def _list_logs(finished: Finished) -> Iterator[str]:
-    """Yield failures with their logs, except wrong candidates, which the answer names."""
+    """Yield failures with their logs, except candidates that are wrong or have no log."""
     compared = (r for r in finished.results.records if r.role is not Role.CONTROL)
     failed = [r for r in compared if r.status not in BENIGN]
     failed.sort(key=lambda r: not is_of_the_user(finished.plan, r))
@@ -90,7 +88,7 @@ def _list_logs(finished: Finished) -> Iterator[str]:
 def print_findings(
     findings: Sequence[Finding], cases: Mapping[str, str], console: Console, *, each: bool = False
 ) -> None:
-    """Print a line for each check and implementation, or for each finding. cases: names by id."""
+    """Print a line for each check, effect and implementation, or (`each`) for each finding."""
 
     def alike(place: int) -> object:
         finding = findings[place]
@@ -116,10 +114,7 @@ def print_findings(
 
 
 def describe_end(finished: Finished, signed: str = "", *, width: int = WIDTH) -> list[Sentence]:
-    """Return the answer in lines: the user's candidates, then the others, trust and the report.
-
-    A run without candidates of the user shows all candidates.
-    """
+    """Return the answer: outcome, the user's candidates, break-even lengths, trust and report."""
     records, plan = finished.results.records, finished.plan
     own, shipped = answer.split_candidates(plan, records)
     page = finished.folder.path / "report.html"
@@ -163,6 +158,6 @@ def _describe_trust(finished: Finished, signed: str) -> str:
     if missed:
         names = ", ".join(sorted({r.implementation for r in missed}))
         everywhere = any(guarded_regime(r.caught_by) is None for r in missed)
-        where = "" if everywhere else " in the queue"
+        where = "" if everywhere else " in the regime queue"
         parts.append(f"{names} not caught, so nothing is decided{where}")
     return "; ".join([*parts, *filter(None, signed.splitlines())])
