@@ -60,7 +60,7 @@ class Channel:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, even if it hangs in a call."""
+    """Have Linux end this process with its parent, even if the process hangs in a call."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit("the supervisor is gone")

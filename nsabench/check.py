@@ -1,6 +1,7 @@
 """Check the kernels of one file on a few shapes (`nsabench check`).
 
-This is the main pass of a run, without controls and a signature, so the results are not verdicts.
+This measures as the main pass of a run does, but without controls, which would show that the checks
+work, and without a signature. So the results are not verdicts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one implementation on one case. baseline: its fastest right baseline."""
+    """The result of one implementation on one case. `baseline` is the best that was timed."""
 
     case: Case
     record: Record
@@ -70,7 +71,8 @@ def check_file(
 ) -> list[CheckResult]:
     """Measure the implementations of the file and the baselines, in the same rounds.
 
-    on_found: called once with each status of an implementation of the file, before it is timed.
+    `on_found` receives each new pair of an implementation of the file and its status, as a step,
+    before the implementation is timed.
     """
     sources = registry.sources(request.file, request.ops_file)
     installed: list[ImplementationInfo] = []
@@ -79,7 +81,7 @@ def check_file(
     def on_step(step: Step) -> None:
         is_own = all(step.implementation != info.name for info in installed)
         if is_own and step.phase in list(Status) and step not in told:
-            told.append(step)  # another case may have the same status
+            told.append(step)  # the implementation may get the same status in another case
             on_found(step)
 
     def start(
@@ -193,7 +195,7 @@ def _read_sizes(text: str) -> dict[str, str]:
     try:
         return dict(part.split("=") for part in text.replace(" ", "").split(","))
     except ValueError:
-        raise UsageError(f"--shape {text!r} holds no sizes", "write N=64,L=1024.") from None
+        raise UsageError(f"--shape {text!r} is not a list of sizes", "write N=64,L=1024.") from None
 
 
 def _plan_cases(request: CheckRequest, op_name: str) -> Iterator[Case]:

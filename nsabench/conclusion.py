@@ -44,7 +44,7 @@ def resume(
 ) -> Finished:
     """Continue an interrupted run. A signed run is left as it is.
 
-    plan: the plan that the run must have. If it is given, a run that has measured nothing is
+    `plan` is the plan that the run must have. If it is given, a run that has measured nothing is
     started, and a run that was begun on another machine is moved away and started again.
     """
     if plan is not None and not (path / MANIFEST).exists() and not run.is_begun(path):
@@ -101,7 +101,7 @@ def conclude(finished: Finished, signer: Signer) -> str:
 def _sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
     """Sign a run, then verify it, since a kernel may have written into its folder.
 
-    log_end: digest of the last line that this process wrote to the log; empty for a merge.
+    `log_end` is the digest of the last line that this process wrote to the log; empty for a merge.
     """
     predicate = seal(folder.path, signer).predicate
     try:

@@ -1,6 +1,7 @@
 """Hand the output of a call from the worker to the checker, in memory that both map.
 
-The supervisor imports this module to pass on the messages, so torch is imported in functions only.
+The process between them, which has no torch, imports this module to pass on the messages. So only
+functions import torch.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Delivery(Message):
 
 
 class Mailbox:
-    """Memory for the results of one call. descriptor: inherited, made by `memfd_create`."""
+    """Memory for the results of one call. `descriptor` is inherited, and made by `memfd_create`."""
 
     def __init__(self, descriptor: int, device: str) -> None:
         self._descriptor = descriptor

@@ -6,7 +6,7 @@ from nsabench.model.vocabulary import Status
 
 
 class Failure(Exception):
-    """An implementation failed. trace: the traceback of what it raised."""
+    """An implementation failed. `trace` is the traceback of what it raised."""
 
     def __init__(self, status: Status, reason: str, trace: str = "") -> None:
         super().__init__(reason)

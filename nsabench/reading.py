@@ -32,7 +32,7 @@ def limit_memory() -> None:
 def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[BufferedReader]:
     """Open a regular file of at most `most` bytes. A pipe or a device might never end.
 
-    flags: more flags for `os.open`. Raises `OutOfBounds`, or `OSError` if it cannot be opened.
+    `flags` are more flags for `os.open`. Raises `OutOfBounds`, or `OSError` if it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     with os.fdopen(descriptor, "rb") as file:

@@ -40,7 +40,7 @@ def by_distribution(*groups: str) -> dict[str, list[EntryPoint]]:
 
 
 def digests(*files: Path | None) -> dict[str, str]:
-    """Return the sha256 of every source. Raises `UsageError` if two files have the same name."""
+    """Return the sha256 of every source. Raises `UsageError` if two files are the same source."""
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
         for origin, points in by_distribution(IMPLEMENTATIONS, OPS).items()

@@ -21,7 +21,7 @@ _MARKS = re.compile(r"([\\`*\[\]<>|#~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 
 def shown(value: object, *, lines: bool = False) -> str:
-    r"""Replace invisible characters by escapes such as `\x1b`. lines: keep `\n` and `\t`."""
+    r"""Replace invisible characters by escapes such as `\x1b`; if `lines`, keep `\n` and `\t`."""
     text = str(value)
     if text.isascii() and text.isprintable():
         return text

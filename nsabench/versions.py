@@ -24,7 +24,7 @@ _VERSION = re.compile(r"\d+(\.\d+)+([a-z+.-][\w.]*)?")
 
 @dataclass(frozen=True)
 class Triton:
-    """A version of Triton. folder: the folder that contains it; None: it is installed."""
+    """A version of Triton in a `folder`, or the installed one (None)."""
 
     version: str
     folder: Path | None = None
@@ -90,7 +90,7 @@ def parse(given: str, folder: Path | None = None) -> list[Triton]:
 class MeasuredVersion:
     triton: Triton
     folder: Path
-    exit_code: int | None  # None: the run was complete
+    exit_code: int | None  # None: the run was complete before, and not resumed
 
     @property
     def finished(self) -> bool:
@@ -105,7 +105,7 @@ def measure(
 ) -> list[MeasuredVersion]:
     """Measure with one Triton after another. Keep finished runs, and resume the others.
 
-    arguments: for `nsabench all`. show: receives the version and each printed line.
+    `arguments` are those of `nsabench all`. `show` receives the version and each printed line.
     """
     _keep_arguments(list(arguments), folder)
     measured = []

