@@ -102,7 +102,7 @@ def get_cu_seqlens(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def sequence_starts(tokens: int, packing: tuple[Tensor, ...], device: torch.device) -> Tensor:
-    """Return where the sequence of each token begins, int64 [T]. packing: cu_seqlens, or empty."""
+    """Return where the sequence of each token begins, int64 [T]. `packing` is cu_seqlens or ()."""
     if not packing:
         return torch.zeros(tokens, dtype=torch.int64, device=device)
     [cu_seqlens] = packing
@@ -213,7 +213,7 @@ def block_mask(
 ) -> Any:
     """Return the BlockMask that attends in `tiles` only, to the keys that `mask_mod` allows.
 
-    `tiles` is bool [B,H,query tiles,key tiles]. `backward`: whether a backward pass will read it.
+    `tiles` is bool [B,H,query tiles,key tiles]. `backward` says whether a backward will read it.
     """
     make = flex()[1].BlockMask.from_kv_blocks
     if not accepts(make, "seq_lengths"):

@@ -210,7 +210,7 @@ def draw_qkv(
     keys: tuple[int, ...],
     shape: Any,
 ) -> dict[str, Tensor]:
-    """Draw normal q [*queries, D], k [*keys, D] and v [*keys, Dv]. `VALUES` change q and k:
+    """Draw normal q [*queries, D], k [*keys, D] and v [*keys, Dv]. `VALUES` change q or k:
 
     large_logits: scaled logits of about +-1e4.
     one_hot: every element of a query is +-16, so that nearly all weight is on few keys.

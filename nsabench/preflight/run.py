@@ -29,7 +29,7 @@ from nsabench.preflight.targets import Architecture
 from nsabench.running.process import SIGNATURES, WarmProcess, WorkerLost
 from nsabench.running.process_tree import Program, make_environment
 
-TIMEOUT_S = 120.0  # the limit of one compilation
+TIMEOUT_S = 120.0  # the limit of each step, such as a compilation
 
 
 def run(
@@ -44,8 +44,8 @@ def run(
 ) -> list[CompiledLaunch]:
     """Compile what is not in the cache, and return a row for each distinct launch.
 
-    done: receives each row of a supported architecture, in several threads.
-    versions: empty for the installed Triton.
+    `done` receives each row, except of pairs that Triton does not support, in several threads.
+    Without `versions`, the installed Triton compiles.
 
     Raises `EnvironmentRefused` if a Triton cannot be installed or the cache cannot be written.
     """
@@ -55,7 +55,7 @@ def run(
     with writing(cache, f"try again, or name another folder in {targets.CACHE_VARIABLE}"):
         cache.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=cache).close()
-    # The cache is an option and not a variable, since each environment needs a worker template.
+    # An option and not a variable, since processes with other variables fork from other templates.
     given = {"--cache": cache, "--kernels": kernels, "--ops": ops_file}
     options = [word for name, file in given.items() if file for word in (name, str(file))]
     compilers = [Compiler(task, options, done) for task in tasks if task.is_supported]

@@ -31,8 +31,8 @@ def load(
 ) -> list[Implementation]:
     """Import all implementations. Add the controls, which wrap one baseline of each op.
 
-    expected: the sources to import, with their sha256; None: all. Raises `UsageError` for a source
-    that has changed or cannot be imported, or that declares something invalid.
+    `expected` has the sha256 of each source to import; None imports all. Raises `UsageError` for a
+    source that has changed or cannot be imported, or that declares something invalid.
     """
     # Imported late, so that `from nsabench import implementation` loads no op.
     from nsabench import ops

@@ -36,7 +36,7 @@ from nsabench.worker import protocol
 
 START_LIMIT_S = 120.0  # time to import everything, or to measure ceilings
 MOST_PROBES = 64  # the most probes of a case that a worker may report while it compiles
-DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds
+DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; the search for a mistake ends after two seconds
 CHECKER_REPLY: TypeAdapter[Any] = TypeAdapter(
     Annotated[Step | Prepared | Checked | Concluded | Refused, Field(discriminator="kind")]
 )

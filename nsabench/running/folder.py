@@ -41,7 +41,7 @@ HEAD = "=== "  # begins a line that names the implementations whose output follo
 
 
 def is_run_file(name: str, shards: Container[str] | None = None) -> bool:
-    """Return whether a run may hold this file. shards: run ids of its shards; None: any."""
+    """Return whether a run may hold this file. `shards` has ids of its shards; None allows any."""
     if name in NAMES:
         return True
     found = _NAME.fullmatch(name)

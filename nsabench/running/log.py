@@ -36,7 +36,7 @@ _SEAL_BYTES = 99
 
 @dataclass(frozen=True)
 class LogOrigin:
-    """The signer of a log. end: the `digest` of the last line."""
+    """The signer of a log. `end` is the `digest` of the last line."""
 
     keyid: str
     ephemeral: bool

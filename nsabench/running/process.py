@@ -330,8 +330,6 @@ class WarmProcess:
 
 
 class WorkerLost(Exception):
-    """A worker ended before it answered."""
-
     def __init__(self, death: Death) -> None:
         super().__init__(death.reason)
         self.death = death

@@ -50,7 +50,7 @@ _births = threading.Lock()
 
 @dataclass(frozen=True)
 class Program:
-    """A module with a `main` that answers requests. mailbox: descriptor of memory for outputs."""
+    """A module that answers requests. `mailbox` is the descriptor of the memory for outputs."""
 
     module: str
     options: Sequence[str]

@@ -138,8 +138,8 @@ def refuse_resume(
 ) -> Signer:
     """Return the signer. Raises if the files, signer, op, software or machine are not the run's.
 
-    named: the key that the user names. describe: returns what this machine is, or None if nothing
-    is left to measure.
+    `named` is the signer that the user names. `describe` returns what this machine is, or None if
+    nothing is left to measure.
     """
     folder.refuse_foreign()
     refuse_other_log(plan, file.log)
@@ -210,6 +210,5 @@ def _refuse_other_software(now: Described, log: Log) -> None:
 
 
 def _load_op(plan: Plan) -> None:
-    """Load the op that a plan has from a file. Raises `UsageError` if the file was changed."""
     if not ops.has_op_of(plan):
         ops.load_file(Path(plan.ops), plan.ops_sha256)

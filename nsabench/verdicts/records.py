@@ -28,7 +28,7 @@ OBSERVED = (
 
 
 def make_records(plan: Plan, session: WriterSession, state: CaseState) -> list[Record]:
-    """Return the records of a case, still without verdicts. session: holds the ceilings to use."""
+    """Return the records of a case, without verdicts. `session` has the device and its ceilings."""
     planned = plan.by_id[state.case_id]
     case, described = planned.case, session.described
     capability = described.device.compute_capability

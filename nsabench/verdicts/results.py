@@ -208,7 +208,7 @@ class RunLog:
 
 
 def assemble(run_id: str, parts: Sequence[RunLog]) -> Results:
-    """Apply the checks to a run and judge its candidates. run_id: the id of the whole run."""
+    """Apply the checks to a run and judge its candidates. `run_id` is the id of the whole run."""
     if len(parts) == 1 and parts[0].plan.run_id == run_id:
         return assess(parts[0].plan, parts[0].log).results()
     canaries = {name_shard(part.plan): read_canary(part.plan, part.log) for part in parts}
@@ -293,7 +293,7 @@ def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     common = _timed_by_most(kept.values())
     for name, medians in kept.items():
         if common.isdisjoint(medians):
-            why[name] = "on the case that all shards measure it timed none that most shards timed"
+            why[name] = "of what most shards timed on the case that all measure, it timed nothing"
     for implementation in sorted(common):
         medians = {n: times[implementation] for n, times in kept.items() if implementation in times}
         within = _find_largest_set(medians)

@@ -144,7 +144,7 @@ def _resample_medians(
     """Return the median of samples, and the medians of their resamples [resamples].
 
     The samples are visited in ascending order, and their counts are added up in all resamples at
-    once until they reach half, at the median: ten times faster than sorting. times: float64.
+    once until they reach half, at the median: ten times faster than sorting. `times` is float64.
     """
     samples = np.frombuffer(times, dtype=np.float64)
     n = samples.size
@@ -174,7 +174,7 @@ def ratio_of_independent_medians(
 ) -> Ratio:
     """Return median(numerator) / median(denominator) of samples that were not taken together.
 
-    less: subtracted from each median first. Raises `ValueError` if nothing is left of a median.
+    `less` is first subtracted from the medians. Raises `ValueError` if nothing is left of one.
     """
     arms = [np.asarray(samples, dtype=np.float64) for samples in (numerator, denominator)]
     if not all(arm.size for arm in arms):

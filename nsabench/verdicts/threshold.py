@@ -92,7 +92,7 @@ def read_run(folder: Path, narrowed: Narrowed = ALL) -> tuple[list[Record], Plan
 def decide_run(
     records: Sequence[Record], plan: Plan | None = None, margin: float | None = None
 ) -> list[Decision]:
-    """Decide for each op, regime and candidate of a run. plan: None for a run in an archive."""
+    """Decide for each op, regime and candidate of a run. A run of an archive has no plan."""
     margin = margin or (plan.margin if plan else MARGIN)
     # A gate, which chooses between a kernel and its fallback, asks only in a forward.
     records = [r for r in records if r.direction is Direction.FORWARD]
@@ -235,7 +235,7 @@ def _describe_failure(row: Tested, margin: float) -> str:
 def _find_gaps(
     above: Sequence[Tested], rows: Sequence[Tested], length: int, pinned: frozenset[str]
 ) -> Iterable[str]:
-    """Say for which sizes too few values were tested. pinned: sizes that the user fixed."""
+    """Say of which sizes too few values were tested, except of those `pinned` by the user."""
     if len({row.length for row in above}) < LEAST_LENGTHS:
         yield f"coverage is too small: no length above {length} was tested"
     for name, size in AXES.items():

@@ -280,9 +280,7 @@ def revise(
     margin: float = MARGIN,
 ) -> Record:
     """Return the record of a candidate or a baseline after the later passes over its case.
-
-    clean: baselines and alternatives from packages without a candidate.
-    """
+    `clean` names the baselines and alternatives from packages without a candidate."""
     if confirmation is not None and record.role is Role.CANDIDATE and record.status is Status.OK:
         for observation in confirmation.observations:
             is_same = observation.implementation == record.implementation
@@ -415,13 +413,13 @@ def _find_missing_baseline(
     if isolated.reason and not observed.keys() >= {*deciding}:
         return f"the baselines {NOT_APART}: {isolated.reason}"
     if against not in observed:
-        return f"{against} {NOT_APART}: its package has another candidate; measure without that"
+        return f"{against} {NOT_APART}: its package has a candidate; measure without that candidate"
     for name in deciding:
         # Without its isolated time, nothing shows whether the candidate slowed this baseline.
         if name in observed and observed[name].status is not Status.OK:
             return f"{name} {NOT_APART}: {observed[name].reason}"
     if against not in times:
-        return f"{against} {NOT_APART}: it was far behind there, so it was left out"
+        return f"{against} {NOT_APART}: without these it was far behind, so it was left out"
     leader = _find_fastest(times)
     if comparison.regime is not Regime.QUEUE and len(times[leader]) < MIN_ROUNDS_EVER:
         # It was left out, because a baseline that then failed was far ahead.

@@ -97,7 +97,7 @@ def _answer_requests(options: argparse.Namespace, channel: Channel) -> None:
 
 
 def run_template(parent: int, descriptor: int) -> None:
-    """Fork workers and checkers on request. descriptor: of the socket to the supervisor."""
+    """Fork workers and checkers on requests from a socket to the supervisor, `descriptor`."""
     die_with(parent)
     import_all()
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # the workers will measure on the CPU

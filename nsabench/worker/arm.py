@@ -177,7 +177,7 @@ class CaseArm:
         index = round_ % len(self.sets)
         if self.rng.random() < ORDERED_CHECKS:
             self.order.check()
-        # If the timer repeats a watched call, the new call is also watched.
+        # If the timer repeats a call that was to be checked, the new call is checked.
         watched = self._is_watched and not self._was_called
         watched = watched or round_ == 1 or self.sets.is_written_to
         self._is_watched, self._was_called = watched or self.rng.random() < SPOT_CHECKS, False

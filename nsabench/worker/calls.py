@@ -40,7 +40,7 @@ MARK = 0x5A5A
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a call returned. grad_out: `factor` times the set's gradient, given to a backward."""
+    """What a call returned. A backward got `grad_out`, the set's gradient times `factor`."""
 
     index: int
     values: dict[str, Any]
@@ -228,7 +228,7 @@ class Outputs:
         # The sets of the last two calls.
         self._previous: int | None = None
         self._current: int | None = None
-        # The marked results of the last checked call, of the first, and of one in between.
+        # The marked results of the last checked call, of the first, and of one chosen at random.
         self._kept: list[Tensor] = []
         self._first: list[Tensor] = []
         self._chosen: list[Tensor] = []
@@ -241,7 +241,7 @@ class Outputs:
         self._previous = None if before is None else self.sets.ids[before]
 
     def check(self, result: CallResult, when: str) -> None:
-        """Check a result. Raises `Failure` for the first error. when: says which call this was."""
+        """Check a result. Raises `Failure` for the first error. `when` says which call this was."""
         # All sets, since a call may write past its own inputs.
         changed = self.sets.find_change()
         if changed:
@@ -311,7 +311,7 @@ def _bits(result: Any) -> Tensor:
 
 
 def check_form(name: str, output: Any, shape: Sequence[int], given: dict[str, Tensor]) -> Tensor:
-    """Return a result as a plain tensor. Raises `Failure` (wrong) if its form is not the op's."""
+    """Return a result as a plain tensor. Raises `Failure` (wrong) if the op may not return it."""
     if output is None:
         raise Failure(Status.WRONG, f"it gives no {name}")
     if type(output) is not torch.Tensor:

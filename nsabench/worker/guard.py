@@ -120,7 +120,7 @@ def _list_lines(error: BaseException) -> Iterator[tuple[str, int]]:
 
 
 def _list_causes(error: BaseException, *, explicit: bool = False) -> list[BaseException]:
-    """Return an error and its causes. explicit: only causes that a `raise ... from` names."""
+    """Return an error and its causes; if `explicit`, only those that a `raise ... from` names."""
     links: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and len(links) < LINKS:  # causes may form a cycle

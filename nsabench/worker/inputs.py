@@ -165,9 +165,7 @@ class Cut(NamedTuple):
 
 class Sums:
     """Sums of the bits of sets of tensors. They show if one element changes, or two are exchanged.
-
-    sets: each has tensors of the same shapes in the same order.
-    """
+    All `sets` have tensors of the same shapes in the same order."""
 
     def __init__(self, *sets: Sequence[Tensor]) -> None:
         self._sets = len(sets)

@@ -138,7 +138,7 @@ def _restrict_files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
 
 
 def _restrict_calls(*, signals: bool) -> Iterator[str]:
-    """Restrict system calls. signals: whether to forbid signals, because Landlock does not."""
+    """Restrict system calls, and signals if `signals`: an old Landlock does not restrict them."""
     connects = Path(os.environ.get(_MPS, _MPS_FOLDER), "control").exists()
     try:
         seccomp.restrict(signals=signals, connects=connects)

@@ -33,7 +33,7 @@ from nsabench.worker.inputs import InputSets
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer
 
-SEED = 86028121  # prime; added to the seed of a case, so that measured inputs are others
+SEED = 86028121  # prime; added to a seed, so that calls to compile get other inputs than measured
 
 
 @dataclass
@@ -128,9 +128,7 @@ def compile_case(
     case: Case, item: Implementation, device: str, report: Report, *, probes: bool
 ) -> protocol.Compiled:
     """Fill the caches of compilers with a call whose result is not checked. Raises `DeviceLost`.
-
-    probes: whether to call the implementation also on the probes of the case.
-    """
+    If `probes`, also call the implementation on the probes of the case."""
     guard.forget_earlier_cases()
     try:
         computed = ops.computed(case, item.computes)

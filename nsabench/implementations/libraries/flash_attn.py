@@ -107,7 +107,7 @@ def flash_attn_4_pages(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **option
     b, h, s, d = k.shape
     n, block_size = ranges.shape[2], options["block_size"]
     if not _calls.every_block_is_whole(s, block_size, n):
-        raise Unsupported("the cache ends in a partial block, or has fewer than are selected")
+        raise Unsupported("the cache ends in a partial block, or has fewer than n_selected blocks")
     first = _calls.first_of_heads(b * h, s // block_size, q.device).view(b, h, 1)
     out = attend(
         q.view(b * h, 1, -1, d),

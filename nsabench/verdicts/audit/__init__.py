@@ -32,7 +32,7 @@ def audit_csv(
 ) -> list[Finding]:
     """Return how a table was read, and what is wrong with it: the cause first, if one is known.
 
-    gpu: a device in the data-sheet table. The `case_id` of a finding describes the row.
+    `gpu` is a device of `machine/datasheet.py`. The `case_id` of a finding describes the row.
     """
     limits = DeviceLimits.from_sheet(datasheet.find(gpu)) if gpu else DeviceLimits()
     table = read_table(path, candidates, baselines, unit)

@@ -191,7 +191,7 @@ class Ran(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Launches of a call. kernels_us: the sum of all kernels' times, also if some ran at once."""
+    """Launches of a call, and the sum of all kernels' times, even if some ran at once."""
 
     launches: int
     kernels_us: float

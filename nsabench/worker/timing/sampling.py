@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from nsabench.worker.arm import CaseArm
 
 STOP_RESAMPLES = 200  # a verdict uses more
-CONTENDER_MARGIN = 1.1  # a baseline beyond this multiple of the best time cannot become the best
-HOPELESS = 3.0  # an arm beyond this multiple of the best baseline's time is not timed further
+CONTENDER_MARGIN = 1.1  # a baseline beyond this multiple of the best time will not become the best
+HOPELESS = 3.0  # an arm beyond this multiple of the best baseline's time leaves, except candidates
 
 MIN_WARMUP_CALLS = 3
 SETTLED = 0.03  # an arm is warm if the medians of its last calls and those before agree this well
@@ -38,7 +38,7 @@ BURST_S = 2e-3  # much longer than a device synchronise, about 10 µs
 MOST_CALLS = 256
 SLOW_MS = 20.0  # a slower call hides all host time of the next one
 ARM_BUDGET_S = 0.06  # an arm whose bursts decide no verdict leaves after this time in bursts
-NEEDED_MS = 1000.0  # an arm whose calls take longer leaves as early, even if they do
+NEEDED_MS = 1000.0  # an arm whose calls take longer leaves as early, even if its bursts decide one
 HELD_BYTES = 2 << 30  # limit on the total memory of the calls prepared before a burst
 
 
@@ -246,7 +246,7 @@ def take_bursts(
     failed: dict[str, Failure],
     judged: Container[str] = (),
 ) -> dict[str, Bursts]:
-    """Take bursts in rounds. `call_ms`: the time of a call, about. `judged`: need an interval."""
+    """Take bursts in rounds. A call takes about `call_ms`. Arms in `judged` need an interval."""
     by_name = {arm.name: arm for arm in arms}
     going = {
         name: _Bursting(
