@@ -219,7 +219,7 @@ def list_launches(item: Implementation, case: Case, architecture: Architecture) 
     """Return the launches of a call on the case. Raises `Failure` if the call fails.
 
     Tensors are on `meta`, without values. If the call fails there, but not as unsupported, it is
-    repeated with tensors on the CPU, which have values. For that, they may not be too large.
+    repeated with tensors on the CPU, which have values. It is skipped if these would be too large.
     """
     try:
         return _record_calls(item, case, architecture, "meta")

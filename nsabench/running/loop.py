@@ -165,7 +165,7 @@ class Loop:
             self.view.step(step)
 
     def _report(self, job: Job) -> bool:
-        """Return whether the job's pass over the case is complete. Then show a main pass."""
+        """Return whether the job's pass over the case is complete. Show a complete main pass."""
         planned = self.plan.case_or_canary(job.case.id)
         state = state_of(self.plan, self.file.log, job.purpose, planned)
         if state.next is None and job.purpose is Purpose.MAIN:

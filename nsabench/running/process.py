@@ -174,7 +174,7 @@ class Process:
         return reply
 
     def _send(self, data: bytes, limit_s: float) -> None:
-        """Write. Raises `WorkerLost` if the process is slow, `BrokenPipeError` if it has ended."""
+        """Write data. Raises `WorkerLost` if the process is slow, `BrokenPipeError` if it ended."""
         ends = time.monotonic() + limit_s
         while data := data[(self._stdin.write(data) or 0) :]:
             if time.monotonic() >= ends:
@@ -341,7 +341,7 @@ class CheckerLost(WorkerLost):
 
 
 class WorkerRefused(NsabenchError):
-    """A worker refused its first requests: it cannot import a source, or finds no device."""
+    """A worker does not begin: it cannot import a source, or finds no device, for example."""
 
     def __init__(self, sentence: str, remedy: str, exit_code: int) -> None:
         super().__init__(sentence, remedy)

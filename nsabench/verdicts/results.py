@@ -238,7 +238,7 @@ def _set_run_id(record: Record, run_id: str) -> Record:
 
 
 def _name_shard_in(finding: Finding, shard: str, plan: Plan) -> Iterator[Finding]:
-    """Yield a finding about a whole shard as one about each of its cases."""
+    """Name the shard in a finding. Yield one about the whole shard for each of its cases."""
     is_about_cases = finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE)
     if is_about_cases or finding.check == CANARY:  # a sentence of the canary names the shard
         yield finding
@@ -280,8 +280,8 @@ def read_canary(plan: Plan, log: Log) -> Canary:
 def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """Return the shards whose times decide nothing, by name, each with the reason.
 
-    Each implementation that most shards timed is compared. If more than half of the shards are
-    within 3 % of each other, the rest are outliers. Otherwise every shard is an outlier.
+    Shards without sound times are outliers. Others are compared by each implementation that most of
+    them timed. If over half of its times are within 3 %, the rest are outliers, and else all are.
     """
     if len(canaries) < 2:
         return {}

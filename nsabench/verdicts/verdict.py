@@ -1,7 +1,7 @@
 """Decide the verdict of a candidate on a case: its ratio to the best valid baseline beside it.
 
 A baseline is beside a candidate if one process timed both. Later passes revise the verdict: a
-second process confirms it, and a process without candidates times the baselines.
+second process confirms it, and an isolated one, without candidates, times the baselines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAME_BAND = 0.01
 # A host is noisier than a device, and eight bursts are few. With a noise of 2 %, `SAME_BAND` would
 # call 4 of 100 equal pairs unequal. `SAME_BAND_IN_QUEUE` calls fewer than 1 of 100 unequal.
 SAME_BAND_IN_QUEUE = 0.02
-BEHIND = 2.0  # a specialised baseline that takes this multiple of the best time does not count
+BEHIND = 2.0  # a specialised baseline that takes over this multiple of the best does not count
 # Medians of one implementation in two processes differ by up to this share, and their ratios by a
 # standard deviation of 0.6 % (docs/explanation/measurement.md).
 DRIFT = 0.03

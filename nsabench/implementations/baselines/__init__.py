@@ -1,1 +1,1 @@
-"""The baselines that ship, a module an op."""
+"""The baselines that ship."""

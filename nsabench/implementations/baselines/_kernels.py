@@ -1,6 +1,6 @@
 """The Triton kernels of the baselines query_major and split_keys.
 
-The heads of a group are the rows of a tile, padded to 16. All tensors are contiguous.
+The heads of a group are the rows of a tile, padded to 16 or more. All tensors are contiguous.
 
 In query_major, q [N,HQ,D], k [N,H,D], v [N,H,DV] hold all sequences. rows int32 [N,H,S] has the
 selected blocks, or -1. They are counted from begin int32 [N], where the query's sequence begins.

@@ -1,4 +1,4 @@
-"""Block selection by plain Triton kernels, with one program for each query, as in libraries."""
+"""Block selection by plain Triton kernels whose programs take one query, as in public libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.selection_blocks import each_once
 from nsabench.implementations.torch_attention import is_power_of_two, sequence_starts
 
-PIECE = 512  # programs share the queries of a block, as all queries select the first: at most this
+PIECE = 512  # the most queries of a block in one program of the backward: all select block 0
 TILE = 64  # rows of a tile: each query has a row for each head of the group
 
 

@@ -38,7 +38,7 @@ BURST_S = 2e-3  # much longer than a device synchronise, about 10 µs
 MOST_CALLS = 256
 SLOW_MS = 20.0  # a slower call hides all host time of the next one
 ARM_BUDGET_S = 0.06  # an arm whose bursts decide no verdict leaves after this time in bursts
-NEEDED_MS = 1000.0  # an arm whose calls take longer leaves as early, even if its bursts decide one
+NEEDED_MS = 1000.0  # an arm with longer calls leaves as early, even if its bursts decide a verdict
 HELD_BYTES = 2 << 30  # limit on the total memory of the calls prepared before a burst
 
 
