@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import DEVICE, HERE, TOLERANCE, exact_nsa, exact_step, results
 from nsa_kernels.band.naive import naive_compressed, naive_sliding_window
-from nsa_kernels.integrations.nsabench import band, blocks, decode, ranges, rows, varlen, whole
+from nsa_kernels.integrations import nsabench as adapters
 from nsa_kernels.selection.blocks.naive import naive_blocks
 from nsa_kernels.selection.ranges.naive import naive_ranges
 from nsa_kernels.selection.rows.naive import naive_rows
@@ -20,22 +20,22 @@ from nsabench import ops
 from nsabench.model.vocabulary import Direction, DType
 
 IMPLEMENTATIONS: list[tuple[str, Callable[..., Any]]] = [
-    ("selection_rows", rows.rows_group),
-    ("selection_rows", rows.rows_per_head),
-    ("selection_varlen", varlen.varlen_items),
-    ("selection_ranges", ranges.ranges_in_place),
-    ("selection_blocks", blocks.blocks),
-    ("selection_blocks", blocks.blocks_query_major),
-    ("sliding_window", band.sliding_window),
-    ("compressed", band.compressed),
-    ("decode_compressed", decode.decode_compressed),
-    ("decode_selected", decode.decode_selected),
-    ("decode_window", decode.decode_window),
-    ("decode_dense", decode.decode_dense),
-    ("decode_step", decode.decode_step),
-    ("nsa_attention", whole.nsa),
+    ("selection_rows", adapters.rows_group),
+    ("selection_rows", adapters.rows_per_head),
+    ("selection_varlen", adapters.varlen_items),
+    ("selection_ranges", adapters.ranges_in_place),
+    ("selection_blocks", adapters.blocks),
+    ("selection_blocks", adapters.blocks_query_major),
+    ("sliding_window", adapters.sliding_window),
+    ("compressed", adapters.compressed),
+    ("decode_compressed", adapters.decode_compressed),
+    ("decode_selected", adapters.decode_selected),
+    ("decode_window", adapters.decode_window),
+    ("decode_dense", adapters.decode_dense),
+    ("decode_step", adapters.decode_step),
+    ("nsa_attention", adapters.nsa),
 ]
-FORWARD_ONLY = (blocks.blocks_query_major, whole.nsa)  # gradients of the whole: test_whole.py
+FORWARD_ONLY = (adapters.blocks_query_major, adapters.nsa)  # gradients of the whole: test_whole.py
 NUMBERS = {
     naive_rows: ("sm_scale",),
     naive_varlen: ("sm_scale",),
@@ -92,7 +92,7 @@ def test_implementations(name, distribution, call) -> None:
         inputs = drawn(name, distribution, dtype)
         backward = Direction.BACKWARD in op.directions and call not in FORWARD_ONLY
         leaves = [inputs.tensors[key].requires_grad_() for key in op.differentiable if backward]
-        out = call(**inputs.tensors, **inputs.options)
+        out = call(*inputs.tensors.values(), **inputs.options)
         near = 1e-2 if distribution == "large_logits" else TOLERANCE[dtype]
         assert out.dtype == dtype
         check(out.detach(), op.oracle(inputs).detach(), near)
