@@ -4,8 +4,11 @@ merged in the order of their slots in memory, so timing changes no result."""
 from __future__ import annotations
 
 from .compat import narrow, tl, triton, wait_for_last_launch
-from .pages import NOT_THERE
 from .tiles import natural
+
+NOT_THERE = tl.constexpr(-1.0e30)
+"""The log2 logit of a key whose page is not in the pool. It is finite, since all keys of a tile may
+be absent."""
 
 
 @triton.jit

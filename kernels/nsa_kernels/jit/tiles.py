@@ -11,13 +11,7 @@ from .compat import dot, narrow, tl, triton
 
 @triton.jit
 def load_tile(
-    base,
-    index,
-    stride,
-    valid,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MASKED: tl.constexpr,
+    base, index, stride, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
 ):
     """Load rows ``index`` (int64) of a matrix: ``WIDTH`` columns, padded with zeros to ``BLOCK``.
     If MASKED, rows that are not ``valid`` are zeros."""
@@ -37,17 +31,7 @@ def load_tile(
 
 
 @triton.jit
-def softmax_step(
-    q,
-    k,
-    v,
-    valid,
-    row_max,
-    sums,
-    acc,
-    scale_log2,
-    MASKED: tl.constexpr,
-):
+def softmax_step(q, k, v, valid, row_max, sums, acc, scale_log2, MASKED: tl.constexpr):
     """Update an online softmax with a tile of keys, of which at least one is valid."""
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(q, tl.trans(k), s) * scale_log2
@@ -112,98 +96,10 @@ def late(q, now, LATE: tl.constexpr):
 
 
 @triton.jit
-def attend_tile(
-    q,
-    now,
-    k_base,
-    v_base,
-    offset,
-    valid,
-    k_sl,
-    v_sl,
-    row_max,
-    sums,
-    acc,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    MASKED: tl.constexpr,
-    LATE: tl.constexpr,
-):
-    """Load the keys and values at ``offset`` (int64) and take one softmax step with them.
-
-    ``now`` is always true (``late``). If not MASKED, all keys at ``offset`` are valid.
-    """
-    k = load_tile(k_base, offset, k_sl, valid, D, BLOCK_D, MASKED)
-    v = load_tile(v_base, offset, v_sl, valid, DV, BLOCK_DV, MASKED)
-    return softmax_step(late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, MASKED)
-
-
-@triton.jit
-def attend_span(
-    q,
-    k_base,
-    v_base,
-    lo,
-    hi,
-    k_sl,
-    v_sl,
-    row_max,
-    sums,
-    acc,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    MASKED: tl.constexpr,
-    LATE: tl.constexpr,
-):
-    """Attend to the keys lo .. hi - 1, tile by tile. If not MASKED, BLOCK_L divides hi - lo."""
-    for start in range(lo, hi, BLOCK_L):
-        pos = start + tl.arange(0, BLOCK_L)
-        row_max, sums, acc = attend_tile(
-            q,
-            start >= lo,
-            k_base,
-            v_base,
-            pos.to(tl.int64),
-            pos < hi,
-            k_sl,
-            v_sl,
-            row_max,
-            sums,
-            acc,
-            scale_log2,
-            D,
-            DV,
-            BLOCK_D,
-            BLOCK_DV,
-            MASKED,
-            LATE,
-        )
-    return row_max, sums, acc
-
-
-@triton.jit
-def store_row(
-    out_ptr,
-    lse_ptr,
-    acc,
-    row_max,
-    row_sum,
-    first_head,
-    H,
-    DV: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
+def store_row(out_ptr, lse_ptr, acc, row_max, row_sum, first_head, H, DV: tl.constexpr):
     """Store heads of a row that is not split into shares. Without keys, out = 0 and lse = -inf."""
-    cols = tl.arange(0, BLOCK_DV)
-    heads = first_head + tl.arange(0, BLOCK_H)
+    cols = tl.arange(0, acc.shape[1])
+    heads = first_head + tl.arange(0, acc.shape[0])
     heads_ok = heads < H
     some = row_sum > 0
     out, divisor = normalised(acc, row_sum, some)
@@ -217,25 +113,13 @@ def store_row(
 
 
 @triton.jit
-def store_share(
-    part_ptr,
-    plse_ptr,
-    slot,
-    acc,
-    row_max,
-    row_sum,
-    first_head,
-    H,
-    DV: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
+def store_share(part_ptr, plse_ptr, slot, acc, row_max, row_sum, first_head, H, DV: tl.constexpr):
     """Store the result of a share (a part of a row's keys, at least one) in ``slot`` (int64).
 
     ``part_ptr`` fp32 [slots, H, DV], normalised; ``plse_ptr`` fp32 [slots, H], log2.
     """
-    cols = tl.arange(0, BLOCK_DV)
-    heads = first_head + tl.arange(0, BLOCK_H)
+    cols = tl.arange(0, acc.shape[1])
+    heads = first_head + tl.arange(0, acc.shape[0])
     heads_ok = heads < H
     offset = slot * H + heads
     tl.store(

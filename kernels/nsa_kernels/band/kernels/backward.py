@@ -17,50 +17,6 @@ from ...jit.tiles import base_2, load_tile, natural
 from .geometry import KEYS, band_of, part_of, tiles_of
 
 
-@triton.jit
-def band_dq_step(
-    q,
-    grad,
-    k_base,
-    v_base,
-    start,
-    lo,
-    hi,
-    N,
-    lse,
-    rest,
-    acc,
-    k_sn,
-    v_sn,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Add what BLOCK_N keys from ``start`` contribute to ``acc``, the dQ of a tile of queries.
-
-    If not MASKED, every query sees every key of the tile.
-    """
-    of_keys = tl.arange(0, BLOCK_N)
-    keys = start + of_keys
-    offset = start.to(tl.int64)
-    k = load_tile(k_base + offset * k_sn, of_keys, k_sn, keys < N, D, BLOCK_D, MASKED)
-    v = load_tile(v_base + offset * v_sn, of_keys, v_sn, keys < N, DV, BLOCK_DV, MASKED)
-    s = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-    s = dot(q, tl.trans(k), s)
-    dp = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-    dp = dot(grad, tl.trans(v), dp)
-    p = tl.exp2(s * scale_log2 - lse[:, None])
-    if MASKED:
-        seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
-        p = tl.where(seen, p, 0.0)
-    ds = p * (dp - rest[:, None])
-    return dot(narrow(ds, k.dtype), k, acc)
-
-
 @triton.jit(do_not_specialize=KEYS)
 def band_dq_kernel(
     q_ptr,
@@ -142,28 +98,23 @@ def band_dq_kernel(
     for PART in tl.static_range(3):
         origin, end = part_of(PART, begin, whole, partial, behind)
         for step in range(0, end - origin, BLOCK_N):
-            acc = band_dq_step(
-                q,
-                grad,
-                k_base,
-                v_base,
-                origin + step,
-                lo,
-                hi,
-                N,
-                lse,
-                rest,
-                acc,
-                k_sn,
-                v_sn,
-                scale_log2,
-                D,
-                DV,
-                BLOCK_D,
-                BLOCK_DV,
-                BLOCK_N,
-                PART != 1,
-            )
+            start = origin + step
+            of_keys = tl.arange(0, BLOCK_N)
+            keys = start + of_keys
+            at = start.to(tl.int64)
+            k = load_tile(k_base + at * k_sn, of_keys, k_sn, keys < N, D, BLOCK_D, PART != 1)
+            v = load_tile(v_base + at * v_sn, of_keys, v_sn, keys < N, DV, BLOCK_DV, PART != 1)
+            s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            s = dot(q, tl.trans(k), s)
+            dp = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            dp = dot(grad, tl.trans(v), dp)
+            p = tl.exp2(s * scale_log2 - lse[:, None])
+            # In part 1, every query sees every key.
+            if PART != 1:
+                seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
+                p = tl.where(seen, p, 0.0)
+            ds = p * (dp - rest[:, None])
+            acc = dot(narrow(ds, k.dtype), k, acc)
     acc = acc * natural(scale_log2)
     to = dq_ptr + row0 * D + of_tile[:, None] * (HQ * D) + d[None, :]
     mask = inside[:, None] & (d[None, :] < D)

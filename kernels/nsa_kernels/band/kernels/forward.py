@@ -7,54 +7,6 @@ from ...jit.tiles import load_tile, log_sum_exp, normalised
 from .geometry import KEYS, band_of, part_of, tiles_of
 
 
-@triton.jit
-def band_step(
-    q,
-    k_base,
-    v_base,
-    start,
-    lo,
-    hi,
-    N,
-    row_max,
-    row_sum,
-    acc,
-    k_sn,
-    v_sn,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Update the online softmax of a tile of queries with BLOCK_N keys from ``start``.
-
-    If not MASKED, every query sees every key of the tile.
-    """
-    of_tile = tl.arange(0, BLOCK_N)
-    keys = start + of_tile
-    offset = start.to(tl.int64)
-    k = load_tile(k_base + offset * k_sn, of_tile, k_sn, keys < N, D, BLOCK_D, MASKED)
-    s = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-    s = dot(q, tl.trans(k), s)
-    if MASKED:
-        seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
-        s = tl.where(seen, s, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
-    finite = new_max
-    if MASKED:
-        finite = tl.where(new_max == float("-inf"), 0.0, new_max)
-    p = tl.exp2(s * scale_log2 - finite[:, None])
-    alpha = tl.exp2(row_max - finite)
-    row_sum = row_sum * alpha + tl.sum(p, 1)
-    acc = acc * alpha[:, None]
-    v = load_tile(v_base + offset * v_sn, of_tile, v_sn, keys < N, DV, BLOCK_DV, MASKED)
-    acc = dot(narrow(p, v.dtype), v, acc)
-    return new_max, row_sum, acc
-
-
 @triton.jit(do_not_specialize=KEYS)
 def band_forward_kernel(
     q_ptr,
@@ -115,27 +67,28 @@ def band_forward_kernel(
     for PART in tl.static_range(3):
         origin, end = part_of(PART, begin, whole, partial, behind)
         for step in range(0, end - origin, BLOCK_N):
-            row_max, row_sum, acc = band_step(
-                q,
-                k_base,
-                v_base,
-                origin + step,
-                lo,
-                hi,
-                N,
-                row_max,
-                row_sum,
-                acc,
-                k_sn,
-                v_sn,
-                scale_log2,
-                D,
-                DV,
-                BLOCK_D,
-                BLOCK_DV,
-                BLOCK_N,
-                PART != 1,
-            )
+            start = origin + step
+            of_keys = tl.arange(0, BLOCK_N)
+            keys = start + of_keys
+            at = start.to(tl.int64)
+            k = load_tile(k_base + at * k_sn, of_keys, k_sn, keys < N, D, BLOCK_D, PART != 1)
+            s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            s = dot(q, tl.trans(k), s)
+            # In part 1, every query sees every key.
+            if PART != 1:
+                seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
+                s = tl.where(seen, s, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
+            finite = new_max
+            if PART != 1:
+                finite = tl.where(new_max == float("-inf"), 0.0, new_max)
+            p = tl.exp2(s * scale_log2 - finite[:, None])
+            alpha = tl.exp2(row_max - finite)
+            row_sum = row_sum * alpha + tl.sum(p, 1)
+            acc = acc * alpha[:, None]
+            v = load_tile(v_base + at * v_sn, of_keys, v_sn, keys < N, DV, BLOCK_DV, PART != 1)
+            acc = dot(narrow(p, v.dtype), v, acc)
+            row_max = new_max
     some = row_sum > 0
     out, divisor = normalised(acc, row_sum, some)
     out = narrow(out, out_ptr.dtype.element_ty)

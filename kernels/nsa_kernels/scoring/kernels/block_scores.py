@@ -15,40 +15,6 @@ from ...jit.tiles import base_2, load_tile
 
 
 @triton.jit
-def _add_weights(
-    acc,
-    q_ptr,
-    k,
-    lse_ptr,
-    keys,
-    seen,
-    edge,
-    inside,
-    group,
-    q_st,
-    q_sh,
-    T,
-    scale_log2,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Add the weights of ``group`` heads to ``acc`` [queries, keys]. If ``edge``, leave out the
-    ``keys`` that a query does not see: those from its ``seen``."""
-    row = tl.arange(0, acc.shape[0])
-    for i in range(group):
-        head = q_ptr + tl.cast(i, tl.int64) * q_sh
-        q = load_tile(head, row, q_st, inside, D, BLOCK_D, True)
-        lse = base_2(tl.load(lse_ptr + tl.cast(i, tl.int64) * T + row, mask=inside, other=0.0))
-        s = tl.zeros([acc.shape[0], acc.shape[1]], dtype=tl.float32)
-        s = dot(q, tl.trans(k), s)
-        p = tl.exp2(s * scale_log2 - lse[:, None])
-        if edge:
-            p = tl.where(keys[None, :] < seen[:, None], p, 0.0)
-        acc += p
-    return acc
-
-
-@triton.jit
 def _shared_strides(
     first,
     KEYS: tl.constexpr,
@@ -170,24 +136,20 @@ def block_scores_kernel(
                 valid = (keys >= 0) & (keys < most)
                 at = (key0 + keys).to(tl.int64)
                 k = load_tile(k_ptr, at, k_sn, valid, D, BLOCK_D, True)
-                acc = _add_weights(
-                    acc,
-                    q_ptr,
-                    k,
-                    lse_ptr,
-                    # Keys before the first of a sequence become N, which no query sees.
-                    tl.where(keys >= 0, keys, N),
-                    seen,
-                    (low < 0) | (low + KEYS > least),
-                    inside,
-                    GROUP,
-                    q_st,
-                    q_sh,
-                    T,
-                    scale_log2,
-                    D,
-                    BLOCK_D,
-                )
+                # Keys before the first of a sequence become N, which no query sees.
+                seen_keys = tl.where(keys >= 0, keys, N)
+                edge = (low < 0) | (low + KEYS > least)
+                for i in range(GROUP):
+                    head = q_ptr + tl.cast(i, tl.int64) * q_sh
+                    q = load_tile(head, row, q_st, inside, D, BLOCK_D, True)
+                    lses = lse_ptr + tl.cast(i, tl.int64) * T + row
+                    lse = base_2(tl.load(lses, mask=inside, other=0.0))
+                    logits = tl.zeros([BLOCK_M, KEYS], dtype=tl.float32)
+                    logits = dot(q, tl.trans(k), logits)
+                    p = tl.exp2(logits * scale_log2 - lse[:, None])
+                    if edge:
+                        p = tl.where(seen_keys[None, :] < seen[:, None], p, 0.0)
+                    acc += p
         shared = _shared_strides(from_block, KEYS, PAD_BLOCKS, REACH, SPAN)
         scores = _sum_of_keys(acc, shared, scores)
     j = tl.arange(0, PAD_BLOCKS)

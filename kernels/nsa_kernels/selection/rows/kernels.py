@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jit.compat import narrow, start_next_launch, tl, triton
-from ...jit.tiles import attend_span, attend_tile, load_tile, log_sum_exp, store_row, store_share
+from ...jit.tiles import late, load_tile, log_sum_exp, softmax_step, store_row, store_share
 
 
 @triton.jit
@@ -55,57 +55,28 @@ def rows_group_kernel(
     q = load_tile(q_base, heads.to(tl.int64), q_sh, heads_ok, D, BLOCK_D, True)
     if ONE_TILE:
         pos = lo + tl.arange(0, BLOCK_L)
-        row_max, sums, acc = attend_tile(
-            q,
-            True,
-            k_base,
-            v_base,
-            pos.to(tl.int64),
-            pos < hi,
-            k_sl,
-            v_sl,
-            row_max,
-            sums,
-            acc,
-            scale_log2,
-            D,
-            DV,
-            BLOCK_D,
-            BLOCK_DV,
-            MASKED,
-            False,
-        )
+        k = load_tile(k_base, pos.to(tl.int64), k_sl, pos < hi, D, BLOCK_D, MASKED)
+        v = load_tile(v_base, pos.to(tl.int64), v_sl, pos < hi, DV, BLOCK_DV, MASKED)
+        row_max, sums, acc = softmax_step(q, k, v, pos < hi, row_max, sums, acc, scale_log2, MASKED)
     else:
-        row_max, sums, acc = attend_span(
-            q,
-            k_base,
-            v_base,
-            lo,
-            hi,
-            k_sl,
-            v_sl,
-            row_max,
-            sums,
-            acc,
-            scale_log2,
-            D,
-            DV,
-            BLOCK_D,
-            BLOCK_DV,
-            BLOCK_L,
-            MASKED,
-            LATE,
-        )
+        for start in range(lo, hi, BLOCK_L):
+            pos = start + tl.arange(0, BLOCK_L)
+            now = start >= lo
+            offset = pos.to(tl.int64)
+            valid = pos < hi
+            k = load_tile(k_base, offset, k_sl, valid, D, BLOCK_D, MASKED)
+            v = load_tile(v_base, offset, v_sl, valid, DV, BLOCK_DV, MASKED)
+            row_max, sums, acc = softmax_step(
+                late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, MASKED
+            )
     row_sum = tl.sum(sums, 1)
     out_row = out_ptr + n * H * DV
     lse_row = lse_ptr + n * H
     if SPLIT:
         slot = n * tl.num_programs(1) + split
-        store_share(
-            part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
-        )
+        store_share(part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV)
     else:
-        store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+        store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV)
 
 
 @triton.jit

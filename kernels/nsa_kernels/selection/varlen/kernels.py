@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jit.compat import start_next_launch, tl, triton
-from ...jit.tiles import attend_span, load_tile, store_row, store_share
+from ...jit.tiles import late, load_tile, softmax_step, store_row, store_share
 
 
 @triton.jit
@@ -97,26 +97,16 @@ def varlen_kernel(
         sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
         q = load_tile(q_ptr + n * q_sn, heads.to(tl.int64), q_sh, heads_ok, D, BLOCK_D, True)
-        row_max, sums, acc = attend_span(
-            q,
-            k_ptr,
-            v_ptr,
-            lo,
-            hi,
-            k_sl,
-            v_sl,
-            row_max,
-            sums,
-            acc,
-            scale_log2,
-            D,
-            DV,
-            BLOCK_D,
-            BLOCK_DV,
-            BLOCK_L,
-            True,
-            LATE,
-        )
+        for start in range(lo, hi, BLOCK_L):
+            pos = start + tl.arange(0, BLOCK_L)
+            now = start >= lo
+            offset = pos.to(tl.int64)
+            valid = pos < hi
+            k = load_tile(k_ptr, offset, k_sl, valid, D, BLOCK_D, True)
+            v = load_tile(v_ptr, offset, v_sl, valid, DV, BLOCK_DV, True)
+            row_max, sums, acc = softmax_step(
+                late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, True
+            )
         row_sum = tl.sum(sums, 1)
         out_row = out_ptr + n * H * DV
         lse_row = lse_ptr + n * H
@@ -126,10 +116,8 @@ def varlen_kernel(
                 tl.store(table_ptr + n * 2 + 1, n_parts)
             if n_parts > 1:
                 slot = item.to(tl.int64)
-                store_share(
-                    part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
-                )
+                store_share(part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV)
             else:
-                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV)
         else:
-            store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+            store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV)

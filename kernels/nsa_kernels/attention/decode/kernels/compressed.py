@@ -97,24 +97,10 @@ def decode_compressed_kernel(
                 tl.store(table_ptr + n * 2 + 1, parts)
             if parts > 1:
                 if share < parts:
-                    store_share(
-                        part_ptr,
-                        plse_ptr,
-                        slot,
-                        acc,
-                        row_max,
-                        row_sum,
-                        head0,
-                        H,
-                        DV,
-                        BLOCK_H,
-                        BLOCK_DV,
-                    )
+                    store_share(part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV)
             elif share == 0:
-                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV)
         else:
-            store_share(
-                part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
-            )
+            store_share(part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV)
     else:
-        store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+        store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV)

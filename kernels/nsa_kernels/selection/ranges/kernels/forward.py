@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from ....jit.compat import start_next_launch, tl, triton, wait_for_last_launch
+from ....jit.compat import dot, start_next_launch, tl, triton, wait_for_last_launch
 from ....jit.lengths import tokens_of
-from ....jit.pages import NOT_THERE, attend_paged_tile
-from ....jit.tiles import attend_tile, load_tile, store_row, store_share
+from ....jit.merge import NOT_THERE
+from ....jit.tiles import (
+    late,
+    load_tile,
+    softmax_step,
+    softmax_update,
+    store_row,
+    store_share,
+)
 from .spans import key_of, numbered_spans
 
 
@@ -110,51 +117,30 @@ def ranges_kernel(
             key = key_of(
                 pos, valid, spans, before, r_sn, number, stop, shift, n_spans, SEARCH_STEPS
             )
+            now = start >= lo
             if PAGE > 0:
-                row_max, sums, acc = attend_paged_tile(
-                    q,
-                    start >= lo,
-                    k_base,
-                    v_base,
-                    pages_ptr + b * p_sb,
-                    n_pages,
-                    key,
-                    valid,
-                    k_sb,
-                    k_sl,
-                    v_sb,
-                    v_sl,
-                    row_max,
-                    sums,
-                    acc,
-                    scale_log2,
-                    D,
-                    DV,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    PAGE,
-                    LATE,
-                )
+                table = pages_ptr + b * p_sb
+                # Keys of a page that is not in the pool are absent, and have no weight.
+                page = tl.load(table + (key // PAGE), mask=valid, other=-1)
+                there = (page >= 0) & (page < n_pages)
+                page = page.to(tl.int64)
+                inside = (key % PAGE).to(tl.int64)
+                k_page = k_base + (page * k_sb)[:, None]
+                v_page = v_base + (page * v_sb)[:, None]
+                k = load_tile(k_page, inside, k_sl, there, D, BLOCK_D, True)
+                v = load_tile(v_page, inside, v_sl, there, DV, BLOCK_DV, True)
+                logits = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
+                logits = dot(late(q, now, LATE), tl.trans(k), logits) * scale_log2
+                logits = tl.where(there[None, :], logits, NOT_THERE)
+                # Lanes past the last key have no weight, even if all keys are absent.
+                logits = tl.where(valid[None, :], logits, float("-inf"))
+                row_max, sums, acc = softmax_update(logits, v, row_max, sums, acc)
             else:
-                row_max, sums, acc = attend_tile(
-                    q,
-                    start >= lo,
-                    k_base,
-                    v_base,
-                    key.to(tl.int64),
-                    valid,
-                    k_sl,
-                    v_sl,
-                    row_max,
-                    sums,
-                    acc,
-                    scale_log2,
-                    D,
-                    DV,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    True,
-                    LATE,
+                offset = key.to(tl.int64)
+                k = load_tile(k_base, offset, k_sl, valid, D, BLOCK_D, True)
+                v = load_tile(v_base, offset, v_sl, valid, DV, BLOCK_DV, True)
+                row_max, sums, acc = softmax_step(
+                    late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, True
                 )
         row_sum = tl.sum(sums, 1)
         if PAGE > 0:
@@ -173,10 +159,8 @@ def ranges_kernel(
                 tl.store(table_ptr + r * 2, slot.to(tl.int32))
                 tl.store(table_ptr + r * 2 + 1, n_parts)
             if n_parts > 1:
-                store_share(
-                    part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
-                )
+                store_share(part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV)
             else:
-                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV)
         else:
-            store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+            store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV)
