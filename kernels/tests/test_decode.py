@@ -21,7 +21,7 @@ from cases import (
     normal,
 )
 from nsa_kernels.attention.decode import api
-from nsa_kernels.attention.decode.config import decode_spans_config
+from nsa_kernels.attention.decode.step import decode_spans_config
 from nsa_kernels.launch import device as limits
 from nsa_kernels.scoring.naive import naive_select_blocks
 from nsa_kernels.selection.ranges.config import ranges_config

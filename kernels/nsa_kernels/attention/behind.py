@@ -8,13 +8,13 @@ window. The blocks that a query chose are read as spans of keys, query by query.
 from __future__ import annotations
 
 from dataclasses import astuple
-from typing import Any
 
 import torch
 
 from ..band.forward import band_forward
 from ..band.geometry import Behind, band_behind
 from ..launch.checks import require
+from ..launch.fakes import result_like_q
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
@@ -101,9 +101,4 @@ def _launch(
     return launch_sum(compressed, selected.flatten(2, 3), near, gates.contiguous())
 
 
-_operator = operator("nsa_kernels::attend_behind", _launch)
-
-
-@_operator.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
-    return q.new_empty((*q.shape[:3], v.shape[3]))
+_operator = operator("nsa_kernels::attend_behind", _launch, result_like_q)

@@ -105,6 +105,8 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def launch_whole(
+    sizes: Sizes,
+    kept: bool,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -113,8 +115,6 @@ def launch_whole(
     gates: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
-    sizes: Sizes,
-    kept: bool,
 ) -> tuple[torch.Tensor, Kept | None]:
     """Return the gated sum [B, T, HQ, Dv] and, if ``kept``, what its backward needs. B * T > 0."""
     of_keys, of_window = _bands(q, k, k_cmp, cu_seqlens, cu_keys, sizes)
@@ -163,6 +163,8 @@ def launch_whole(
 
 
 def launch_whole_backward(
+    sizes: Sizes,
+    kept: Kept,
     d_out: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -172,8 +174,6 @@ def launch_whole_backward(
     gates: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
-    kept: Kept,
-    sizes: Sizes,
 ) -> tuple[torch.Tensor, ...]:
     """Return dq, dk, dv, dk_cmp, dv_cmp and d_gates, contiguous. d_out and gates are contiguous."""
     of_keys, of_window = _bands(q, k, k_cmp, cu_seqlens, cu_keys, sizes)

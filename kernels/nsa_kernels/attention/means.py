@@ -69,8 +69,11 @@ def _launch_key_offsets(
     return cu_keys
 
 
-_key_offsets = operator("nsa_kernels::key_offsets", _launch_key_offsets)
-_key_offsets.register_fake(lambda cu_seqlens, tokens, block, stride: torch.empty_like(cu_seqlens))
+_key_offsets = operator(
+    "nsa_kernels::key_offsets",
+    _launch_key_offsets,
+    lambda cu_seqlens, tokens, block, stride: torch.empty_like(cu_seqlens),
+)
 
 
 def key_offsets(cu_seqlens: torch.Tensor, tokens: int, block: int, stride: int) -> torch.Tensor:

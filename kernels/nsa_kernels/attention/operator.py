@@ -6,7 +6,7 @@ There are two operators, because keeping results for the backward takes much mem
 
 from __future__ import annotations
 
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from .launches import Kept, Sizes, block_shape, launch_whole, launch_whole_backw
 
 OP = "nsa_attention"
 _OTHERS = 8  # arguments after the first six tensors; they have no gradients
-_NUMBERS = [field.name for field in fields(Sizes)]
 
 
 def run_whole(
@@ -50,45 +49,15 @@ def run_whole(
 
 
 @replayed
-def _launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-) -> torch.Tensor:
-    sizes = Sizes(block, stride, block_size, n_selected, window, sm_scale)
-    return launch_whole(q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, sizes, False)[0]
+def _launch(*arguments: Any) -> torch.Tensor:
+    """Return the gated sum. ``arguments``: the tensors and the numbers of the schemas below."""
+    return launch_whole(Sizes(*arguments[8:]), False, *arguments[:8])[0]
 
 
 @replayed
-def _launch_kept(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, ...]:
-    sizes = Sizes(block, stride, block_size, n_selected, window, sm_scale)
-    out, kept = launch_whole(q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, sizes, True)
+def _launch_kept(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Return the gated sum and the fields of ``Kept``."""
+    out, kept = launch_whole(Sizes(*arguments[8:]), True, *arguments[:8])
     assert kept is not None
     return out, *kept
 
@@ -97,12 +66,9 @@ def _launch_kept(
 def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Return the gradients of the first six tensors. ``arguments``: d_out, the tensors of
     ``_launch``, the fields of ``Kept``, and the numbers; d_out and gates are contiguous."""
-    tensors, numbers = arguments[: -len(_NUMBERS)], arguments[-len(_NUMBERS) :]
-    d_out, q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, *kept = tensors
-    return launch_whole_backward(
-        *(d_out, q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys),
-        *(Kept(*kept), Sizes(*numbers)),
-    )
+    kept = arguments[9 : 9 + len(Kept._fields)]
+    sizes = arguments[9 + len(Kept._fields) :]
+    return launch_whole_backward(Sizes(*sizes), Kept(*kept), *arguments[:9])
 
 
 def _contiguous_tensors(
@@ -170,18 +136,9 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.
 
 
 @_kept.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    *numbers: Any,
-) -> tuple[torch.Tensor, ...]:
-    sizes = Sizes(*numbers)
+def _(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    q, k, v, _, _, _, cu_seqlens, _ = arguments[:8]
+    sizes = Sizes(*arguments[8:])
     b, t, hq, _ = q.shape
     sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     chunk = backward_workspace(block_shape(q, k, v, sizes), WORKSPACE_BYTES).chunk

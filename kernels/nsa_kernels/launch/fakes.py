@@ -22,6 +22,11 @@ def rows_results(
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
 
+def result_like_q(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+    """Return out [..., Dv] for q [..., D]."""
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
 def band_results(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:

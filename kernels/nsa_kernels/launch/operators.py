@@ -13,18 +13,23 @@ import torch
 from .mode import traced
 
 
-def operator(name: str, call: Callable[..., Any] | None = None) -> Any:
+def operator(
+    name: str, call: Callable[..., Any] | None = None, fake: Callable[..., Any] | None = None
+) -> Any:
     """Make a ``torch.library.custom_op`` of ``call``, which writes to none of its arguments.
     Without ``call``, return a decorator.
 
-    The annotations become the schema. They are resolved here, because torch 2.4 does not read
-    annotations that are strings.
+    ``fake`` makes empty results for tracing without data. The annotations of ``call`` become the
+    schema. They are resolved here, because torch 2.4 does not read annotations that are strings.
     """
     if call is None:
-        return partial(operator, name)
+        return partial(operator, name, fake=fake)
     innermost = inspect.unwrap(call)
     innermost.__annotations__ = typing.get_type_hints(innermost)
-    return torch.library.custom_op(name, call, mutates_args=())
+    made = torch.library.custom_op(name, call, mutates_args=())
+    if fake is not None:
+        made.register_fake(fake)
+    return made
 
 
 class Differentiable:
@@ -49,10 +54,8 @@ class Differentiable:
         differentiate: Callable[..., Any],
         fakes: tuple[Callable[..., Any], Callable[..., Any]],
     ) -> None:
-        traced_backward = operator(f"{name}_backward", backward)
-        traced_backward.register_fake(fakes[1])
-        self.launch, self.operator = launch, operator(name, launch)
-        self.operator.register_fake(fakes[0])
+        traced_backward = operator(f"{name}_backward", backward, fakes[1])
+        self.launch, self.operator = launch, operator(name, launch, fakes[0])
         self.operator.register_autograd(
             lambda ctx, *grads: differentiate(ctx, traced_backward, *grads), setup_context=keep
         )

@@ -22,8 +22,11 @@ MANY_PROGRAMS = 1024
 class Shares(NamedTuple):
     """Results of the first launch of a split call, to be merged if ``splits`` is over 1.
 
-    Rows that one program computed alone are already in ``out`` and ``lse``. ``part`` and ``plse``
-    are a ``workspace``. ``merge`` explains ``table``.
+    Rows that one program computed alone are already in ``out`` [..., H, Dv] and ``lse`` [..., H].
+    The workspace has ``slots`` slots: ``part`` are outputs fp32 [slots, H, Dv], ``plse`` log2 LSEs
+    fp32 [slots, H]. ``table`` is int32 [rows, 2], written by the first launch: the first slot and
+    the number of shares of each row. None: each row has ``splits`` shares, in the order of rows.
+    With a table, ``splits`` is the largest number of shares that is expected.
     """
 
     out: torch.Tensor
@@ -31,59 +34,65 @@ class Shares(NamedTuple):
     part: torch.Tensor
     plse: torch.Tensor
     table: torch.Tensor | None
+    slots: int
     splits: int
 
+    @classmethod
+    def allocate(
+        cls, q: torch.Tensor, dv: int, splits: int, *, slots: int = 0, table: bool = False
+    ) -> Shares:
+        """Allocate results for the rows q [..., H, D]. ``slots``: ``splits`` for each row if 0."""
+        h = q.shape[-2]
+        out = torch.empty((*q.shape[:-1], dv), dtype=q.dtype, device=q.device)
+        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        if splits == 1:
+            return cls(out, lse, lse, lse, None, 0, 1)
+        rows = lse.numel() // h
+        slots = slots or rows * splits
+        room = torch.empty((slots * h * (dv + 1),), dtype=torch.float32, device=q.device)
+        edge = slots * h * dv
+        places = None
+        if table:
+            places = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
+        return cls(out, lse, room[:edge], room[edge:], places, slots, splits)
 
-def workspace(
-    like: torch.Tensor, slots: int, heads: int, dv: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate flat fp32 memory for outputs [slots, heads, dv] and log2 LSEs [slots, heads]."""
-    buffer = torch.empty((slots * heads * (dv + 1),), dtype=torch.float32, device=like.device)
-    edge = slots * heads * dv
-    return buffer[:edge], buffer[edge:]
+    @property
+    def table_or_any(self) -> torch.Tensor:
+        """Return the table, or a tensor that a kernel without a table does not read."""
+        return self.lse if self.table is None else self.table
 
-
-def merge(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    part: torch.Tensor,
-    plse: torch.Tensor,
-    table: torch.Tensor | None,
-    n_slots: int,
-    slots: int = 0,
-    paged: bool = False,
-) -> None:
-    """Write ``out`` [..., H, Dv] and ``lse`` [..., H] of the rows that were split.
-
-    Args:
-        table: int32 [rows, 2], written by the first launch: the first slot and the number of shares
-            of each row. None: each row has ``n_slots`` shares, in the order of rows.
-        n_slots: number of shares of each row; with a table, the largest number that is expected.
-        slots: number of slots of the workspace; needed with a table.
-        paged: whether all keys of a share may be absent (``jit.pages``).
-    """
-    h, dv = out.shape[-2:]
-    block_dv = next_power_of_2(dv)
-    # A tile of shares takes at most 128 registers of each thread of two warps.
-    block_s = max(2, min(next_power_of_2(n_slots), 8192 // block_dv))
-    n_rows = lse.numel() // h
-    pdl = dependent_launch(out.device)
-    # In a large call with a table, most rows are not split, so a program takes several.
-    rows = 1 if table is None else max(1, min(16, next_power_of_2(n_rows * h // MANY_PROGRAMS)))
-    merge_kernel[(cdiv(n_rows, rows), h)](
-        *(out, lse, part, plse, lse if table is None else table),
-        *(h, n_rows, n_slots, slots),
-        DV=dv,
-        BLOCK_DV=block_dv,
-        BLOCK_S=block_s,
-        ROWS=rows,
-        TABLE=table is not None,
-        PAGED=paged,
-        PDL=pdl,
-        num_warps=2 if block_s * block_dv > 2048 else 1,
-        num_stages=1,
-        **launch_options(pdl),
-    )
+    def merged(self, paged: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return out and lse. If rows were split, merge their shares. ``paged``: whether all keys
+        of a share may be absent (``jit.merge.NOT_THERE``)."""
+        out, lse = self.out, self.lse
+        if self.splits == 1:
+            return out, lse
+        h, dv = out.shape[-2:]
+        block_dv = next_power_of_2(dv)
+        # A tile of shares takes at most 128 registers of each thread of two warps.
+        block_s = max(2, min(next_power_of_2(self.splits), 8192 // block_dv))
+        n_rows = lse.numel() // h
+        pdl = dependent_launch(out.device)
+        rows, slots = 1, 0
+        if self.table is not None:
+            # In a large call with a table, most rows are not split, so a program takes several.
+            rows = max(1, min(16, next_power_of_2(n_rows * h // MANY_PROGRAMS)))
+            slots = self.slots
+        merge_kernel[(cdiv(n_rows, rows), h)](
+            *(out, lse, self.part, self.plse, self.table_or_any),
+            *(h, n_rows, self.splits, slots),
+            DV=dv,
+            BLOCK_DV=block_dv,
+            BLOCK_S=block_s,
+            ROWS=rows,
+            TABLE=self.table is not None,
+            PAGED=paged,
+            PDL=pdl,
+            num_warps=2 if block_s * block_dv > 2048 else 1,
+            num_stages=1,
+            **launch_options(pdl),
+        )
+        return out, lse
 
 
 def room_for_shares(

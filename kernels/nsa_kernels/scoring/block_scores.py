@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -163,18 +164,9 @@ def _launch_scores(
     return block_scores(q, k, lse, Band(block, stride, 0), block_size, sm_scale)
 
 
-_scores = operator("nsa_kernels::block_scores", _launch_scores)
-
-
-@_scores.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lse: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
-    sm_scale: float,
-) -> torch.Tensor:
-    b, t = q.shape[:2]
+def _fake_scores(q: torch.Tensor, k: torch.Tensor, *others: Any) -> torch.Tensor:
+    (b, t), block_size = q.shape[:2], others[3]
     return q.new_empty((b, t, k.shape[2], -(-t // block_size)), dtype=torch.float32)
+
+
+_scores = operator("nsa_kernels::block_scores", _launch_scores, _fake_scores)

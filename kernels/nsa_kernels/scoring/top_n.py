@@ -6,7 +6,6 @@ Among equal scores, the lowest index is chosen, here and in ``naive``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -190,9 +189,8 @@ def launch_top_n(
     return chosen
 
 
-_operator = operator("nsa_kernels::select_blocks", _launch)
-
-
-@_operator.register_fake
-def _(scores: torch.Tensor, count: int, *others: Any) -> torch.Tensor:
-    return scores.new_empty((*scores.shape[:3], count, 2), dtype=torch.int32)
+_operator = operator(
+    "nsa_kernels::select_blocks",
+    _launch,
+    lambda scores, count, *_: scores.new_empty((*scores.shape[:3], count, 2), dtype=torch.int32),
+)

@@ -7,8 +7,6 @@ span of the cache, or n spans, in place, by the kernels of ``selection_rows`` an
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...launch.checks import (
@@ -127,10 +125,7 @@ def _compressed(
     return out.view(b, hq, dv), lse.view(b, hq)
 
 
-_compressed_operator = operator("nsa_kernels::decode_compressed", _compressed)
-
-
-_compressed_operator.register_fake(rows_results)
+_compressed_operator = operator("nsa_kernels::decode_compressed", _compressed, rows_results)
 
 
 def decode_window(
@@ -262,10 +257,7 @@ def _launch_spans(
     return out.view(b, hq, v.shape[3]), lse.view(b, hq)
 
 
-_spans_operator = operator("nsa_kernels::decode_spans", _launch_spans)
-
-
-_spans_operator.register_fake(rows_results)
+_spans_operator = operator("nsa_kernels::decode_spans", _launch_spans, rows_results)
 
 
 def decode_scores(
@@ -337,14 +329,13 @@ def _scores(
     )
 
 
-_scores_operator = operator("nsa_kernels::decode_scores", _scores)
-
-
-@_scores_operator.register_fake
-def _(
-    q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor, n_blocks: int, *others: Any
-) -> torch.Tensor:
-    return q.new_empty((q.shape[0], k_cmp.shape[1], n_blocks), dtype=torch.float32)
+_scores_operator = operator(
+    "nsa_kernels::decode_scores",
+    _scores,
+    lambda q, k_cmp, lse, n_blocks, *_: q.new_empty(
+        (q.shape[0], k_cmp.shape[1], n_blocks), dtype=torch.float32
+    ),
+)
 
 
 def gated_sum(
@@ -401,9 +392,6 @@ def _sum(
     return out
 
 
-_sum_operator = operator("nsa_kernels::gated_sum", _sum)
-
-
-@_sum_operator.register_fake
-def _(compressed: torch.Tensor, *others: Any) -> torch.Tensor:
-    return compressed.new_empty(compressed.shape)
+_sum_operator = operator(
+    "nsa_kernels::gated_sum", _sum, lambda compressed, *_: compressed.new_empty(compressed.shape)
+)

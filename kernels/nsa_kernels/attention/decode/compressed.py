@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ...launch.device import dependent_launch
-from ...launch.shares import Shares, merge, workspace
+from ...launch.shares import Shares
 from ...launch.sizes import cdiv, head_dims, scale_log2, strides
 from ...launch.tuned import Tile
 from ...selection.rows.api import selection_rows
@@ -51,22 +51,15 @@ def launch_compressed(
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]
-    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
-    padded = cdiv(length, LINE) * LINE
-    logits = (
-        torch.empty((n, h, padded), dtype=torch.float32, device=q.device) if with_logits else lse
-    )
     config = rows_config(n, h, length, d, dv, q.dtype, q.device, TILE, merge=False)
-    part = plse = table = lse
-    if config.splits > 1:
-        part, plse = workspace(q, n * config.splits, h, dv)
-        if lengths is not None:
-            table = torch.empty((n, 2), dtype=torch.int32, device=q.device)
+    shares = Shares.allocate(q, dv, config.splits, table=lengths is not None)
+    logits, padded = shares.lse, cdiv(length, LINE) * LINE
+    if with_logits:
+        logits = torch.empty((n, h, padded), dtype=torch.float32, device=q.device)
     entries = 1 if lengths is None else lengths.tokens.shape[0]
     decode_compressed_kernel[(n, config.splits, config.head_tiles)](
-        *(q, k, v, logits, out, lse, part, plse, table),
-        lse if lengths is None else lengths.tokens,
+        *(q, k, v, logits, *shares[:4], shares.table_or_any),
+        shares.lse if lengths is None else lengths.tokens,
         *strides(q, k, v),
         *(h, length, padded, config.chunk, n // entries, scale_log2(sm_scale, d)),
         **head_dims(d, dv),
@@ -83,8 +76,7 @@ def launch_compressed(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    varied = table if lengths is not None and config.splits > 1 else None
-    return Shares(out, lse, part, plse, varied, config.splits), logits
+    return shares, logits
 
 
 def rows_of_lengths(
@@ -98,7 +90,4 @@ def rows_of_lengths(
     if lengths is None:
         return selection_rows(q, k, v, sm_scale=sm_scale)
     shares, _ = launch_compressed(q, k, v, sm_scale, lengths, with_logits=False)
-    if shares.splits > 1:
-        slots = q.shape[0] * shares.splits
-        merge(shares.out, shares.lse, shares.part, shares.plse, shares.table, shares.splits, slots)
-    return shares.out, shares.lse
+    return shares.merged()

@@ -71,7 +71,7 @@ def launch_scores_of_logits(
     pdl = few and dependent_launch(logits.device)
     decode_scores_of_logits_kernel[(rows, tiles)](
         *(logits, shares.lse, shares.plse, scores),
-        shares.lse if shares.table is None else shares.table,
+        shares.table_or_any,
         shares.lse if lengths is None else lengths.tokens,
         *(n, padded, group, n_blocks, shares.splits, rows // b),
         BLOCK_G=next_power_of_2(group),

@@ -14,15 +14,25 @@ spans, ``disjoint_spans`` runs between launches 3 and 4.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from ...launch.device import dependent_launch, launch_options, on_its_device
+from ...launch.checks import (
+    check_block_table,
+    check_lengths,
+    check_qkv,
+    check_room,
+    require,
+)
+from ...launch.config import Config, fit_tile
+from ...launch.device import dependent_launch, device_limits, launch_options, on_its_device
 from ...launch.shares import Shares
 from ...launch.sizes import cdiv, next_power_of_2
-from ...scoring.top_n import launch_top_n
+from ...scoring.top_n import LOCAL_BLOCKS, launch_top_n
 from ...selection.ranges.forward import range_shares
+from .branches import check_groups
 from .compressed import Lengths, launch_compressed, rows_of_lengths
-from .config import decode_spans_config
 from .kernels.gated_sum import decode_merge_kernel
 from .scores import launch_scores, launch_scores_of_logits
 
@@ -32,28 +42,98 @@ launch 2 loads the keys."""
 SETS = 2  # rows of spans for each key head: the selected blocks, and the window
 
 
-@on_its_device
-def launch_step(
+def _check(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    n_selected: int,
+) -> int:
+    """Return the room of a cache entry, in tokens."""
+    check_qkv("decode_step", q, k_cmp, v_cmp)
+    paged = block_table is not None
+    place = "[pages,H,page," if paged else "[B,H,S,"
+    require(
+        q.dim() == 3
+        and q.shape[1] >= 1
+        and all(x.dim() == 4 for x in (k, v, k_cmp, v_cmp))
+        and (paged or k.shape[0] == q.shape[0])
+        and k_cmp.shape[0] == q.shape[0]
+        and k.shape[:3] == v.shape[:3]
+        and k_cmp.shape[:3] == v_cmp.shape[:3]
+        and k.shape[1] == k_cmp.shape[1]
+        and v.shape[3] == v_cmp.shape[3]
+        and gates.shape == (*q.shape[:2], 3)
+        and gates.device == q.device,
+        f"decode_step: expected q [B,HQ,D], caches k {place}D] and v {place}Dv], "
+        "k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
+        f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
+    )
+    if not gates.is_floating_point():
+        raise TypeError(f"decode_step: gates must be of a floating dtype; got {gates.dtype}")
+    check_groups("decode_step", q.shape[1], k.shape[1])
+    require(
+        n_selected > LOCAL_BLOCKS,
+        f"decode_step: n_selected must be over {LOCAL_BLOCKS} (local blocks); got {n_selected}",
+    )
+    room: int = k.shape[2]
+    if block_table is not None:
+        check_block_table("decode_step", block_table, cache_seqlens, q)
+        room *= block_table.shape[1]
+    check_room("decode_step", room)
+    if cache_seqlens is not None:
+        check_lengths("decode_step", "cache_seqlens", cache_seqlens, q)
+    return room
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_spans_config(
+    rows: int, h: int, longest: int, d: int, dv: int, dtype: torch.dtype, device: torch.device
+) -> Config:
+    """Return the configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
+
+    Rows are split so that there are two programs for each multiprocessor. If there are too many
+    rows for that, each row is split in three. If these rows were not split, the short rows of
+    windows would end early, and the long rows of selections would run on alone.
+    """
+    limits = device_limits(device)
+    share = 2 * limits.processors // (rows * cdiv(h, 64))
+    splits = min(share if share > 1 else 3, max(cdiv(longest, 128), 1), 64)
+    block_h, block_l, warps, stages = fit_tile(h, d, dv, dtype.itemsize, limits, (64, 4, 3))
+    head_tiles = cdiv(h, block_h)
+    late = rows * splits * head_tiles <= 4 * limits.processors
+    return Config(block_h, block_l, splits, 0, head_tiles, warps, stages, late)
+
+
+@on_its_device
+def run_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    block_table: torch.Tensor | None,
     block: int,
     stride: int,
     block_size: int,
     n_selected: int,
     window: int,
     sm_scale: float,
-    cache_seqlens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Make the launches of ``decode_step``. The inputs have been checked."""
+    """Check what ``decode_step`` does not check under a tracer, and make the launches."""
+    context = _check(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, n_selected)
+    if cache_seqlens is not None:
+        cache_seqlens = cache_seqlens.contiguous()
+    # A larger window would overflow int32 in kernels.
+    window = min(window, context)
     b, hq, d = q.shape
-    h, context = k.shape[1:3]
-    if block_table is not None:
-        context *= block_table.shape[1]
+    h = k.shape[1]
     group = hq // h
     gates = gates.contiguous()
     out = torch.empty((b, hq, v.shape[3]), dtype=q.dtype, device=q.device)
@@ -70,7 +150,7 @@ def launch_step(
     lengths = None if cache_seqlens is None else Lengths(cache_seqlens, block, stride)
     if 2 * group * LOGIT_BYTES > d * q.element_size():
         whole, lse = rows_of_lengths(rows, k_rows, v_rows, sm_scale, lengths)
-        compressed = Shares(whole, lse, lse, lse, None, 1)
+        compressed = Shares(whole, lse, lse, lse, None, 0, 1)
         scores = launch_scores(
             *(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale, cache_seqlens)
         )
@@ -112,9 +192,8 @@ def _merge(
 
     pdl = dependent_launch(out.device)
     decode_merge_kernel[(b * h, group)](
-        *(out, gates, compressed.out, compressed.part, compressed.plse),
-        compressed.lse if compressed.table is None else compressed.table,
-        *(spans.out, spans.part, spans.plse, spans.lse if spans.table is None else spans.table),
+        *(out, gates, compressed.out, compressed.part, compressed.plse, compressed.table_or_any),
+        *(spans.out, spans.part, spans.plse, spans.table_or_any),
         *(h, group, compressed.splits, spans.splits),
         DV=dv,
         BLOCK_DV=block_dv,

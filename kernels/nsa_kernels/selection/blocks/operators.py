@@ -61,19 +61,18 @@ def run_plan(
     return plan.entries, plan.places, plan.first, plan.count, plan.edges
 
 
-_plan = operator("nsa_kernels::block_plan", run_plan)
-
-
-@_plan.register_fake
-def _(
+def _fake_plan(
     block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     entries, places, first, edges = (
         block_indices.new_empty(size)
         for size in plan_sizes(block_indices.shape, sequences, block_size, chunk)
     )
     return entries, places, first, torch.empty_like(first), edges
+
+
+block_plan = operator("nsa_kernels::block_plan", run_plan, _fake_plan)
 
 
 @replayed
@@ -102,10 +101,7 @@ def run_query_major(
     return out, lse
 
 
-_query_major = operator("nsa_kernels::block_query_major", run_query_major)
-
-
-_query_major.register_fake(rows_results)
+query_major = operator("nsa_kernels::block_query_major", run_query_major, rows_results)
 
 
 @replayed

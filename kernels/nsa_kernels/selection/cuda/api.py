@@ -12,7 +12,7 @@ import torch
 from ...launch.checks import check_no_backward, check_qkv, check_scale, require
 from ...launch.config import check_chunks
 from ...launch.device import device_limits, on_its_device
-from ...launch.shares import merge, workspace
+from ...launch.shares import Shares
 from ...launch.sizes import cdiv, scale_log2
 from ..ranges.checks import check_ranges
 from ..ranges.config import ranges_config
@@ -152,30 +152,24 @@ def selection_rows(
     _check("selection_rows", q, k, v)
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
-    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
-        return out, lse
+        return Shares.allocate(q, dv, 1).merged()
     if plan is None:
         plan = plan_rows(q, k, v)
     else:
         check_chunks("selection_rows", plan.splits, plan.chunk, plan.tile.keys, length)
-    part = plse = lse
-    if plan.splits > 1:
-        part, plse = workspace(q, n * plan.splits, h, dv)
+    shares = Shares.allocate(q, dv, plan.splits)
     launch(
         plan.variant("rows", q, v),
         (n, plan.splits, cdiv(h, HEADS)),
         q.device,
         (
-            *(q, k, v, out, lse, part, plse),
+            *(q, k, v, *shares[:4]),
             *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2]),
             *(h, length, plan.chunk, scale_log2(sm_scale, d)),
         ),
     )
-    if plan.splits > 1:
-        merge(out, lse, part, plse, None, plan.splits)
-    return out, lse
+    return shares.merged()
 
 
 @on_its_device
@@ -224,28 +218,21 @@ def selection_ranges(
             f"{ranges.shape[3]}; make it by plan_ranges from these tensors, or leave it out",
         )
     rows = b * s * g
-    out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
     if rows == 0:
-        return out, lse
-    part = plse = table = lse
-    if plan.splits > 1:
-        part, plse = workspace(q, rows * plan.splits, h, dv)
-        table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
+        return Shares.allocate(q, dv, 1).merged()
+    shares = Shares.allocate(q, dv, plan.splits, table=True)
     launch(
         plan.variant("ranges", q, v),
         (rows, plan.splits, cdiv(h, HEADS)),
         q.device,
         (
-            *(q, k, v, ranges, out, lse, part, plse, table),
+            *(q, k, v, ranges, *shares[:4], shares.table_or_any),
             *(*q.stride()[:4], *k.stride()[:3], *v.stride()[:3], *ranges.stride()),
             *(int(ranges.dtype == torch.int64), s, g, h, s_kv, ranges.shape[3]),
             scale_log2(sm_scale, d),
         ),
     )
-    if plan.splits > 1:
-        merge(out, lse, part, plse, table, plan.splits, rows * plan.splits)
-    return out, lse
+    return shares.merged()
 
 
 def variants(op: str) -> Iterator[Variant]:

@@ -9,7 +9,7 @@ from ...launch.checks import require
 from ...launch.config import Config, check_heads
 from ...launch.device import dependent_launch, launch_options
 from ...launch.replay import replayed
-from ...launch.shares import Shares, merge, workspace
+from ...launch.shares import Shares
 from ...launch.sizes import head_dims, scale_log2, strides
 from .checks import check_ranges
 from .config import LEAST_SHARE, ranges_config
@@ -45,10 +45,7 @@ def launch_ranges(
     shares = range_shares(
         *(q, k, v, ranges, sm_scale, selected_len, config), lengths=lengths, block_table=block_table
     )
-    if shares.splits > 1:
-        slots = shares.plse.numel() // q.shape[3]
-        merge(shares.out, shares.lse, *shares[2:], slots, paged)
-    return shares.out, shares.lse
+    return shares.merged(paged)
 
 
 def range_shares(
@@ -75,25 +72,20 @@ def range_shares(
         page, s_kv = s_kv, s_kv * block_table.shape[1]
     n_spans = ranges.shape[3]
     rows = b * s * g
-    out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
     if rows == 0:
-        return Shares(out, lse, lse, lse, None, 1)
+        return Shares.allocate(q, dv, 1)
     if config is None:
         config = ranges_config(rows, h, n_spans, s_kv, d, dv, selected_len, q.dtype, q.device)
     else:
         check_heads("selection_ranges", config, h)
         require(config.splits >= 1, f"selection_ranges: {config} has no splits")
-    part = plse = table = lse
-    if config.splits > 1:
-        part, plse = workspace(q, rows * config.splits, h, dv)
-        table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
+    shares = Shares.allocate(q, dv, config.splits, table=True)
     given = kernel_spans(ranges, s_kv, lengths)
     pipelined = not given.search_steps and (PIPELINES_GATHERS or not page)
     ranges_kernel[(rows, config.splits, config.head_tiles)](
-        *(q, k, v, given.spans, given.before, out, lse, part, plse, table),
-        lse if lengths is None else lengths,
-        lse if block_table is None else block_table,
+        *(q, k, v, given.spans, given.before, *shares[:4], shares.table_or_any),
+        shares.lse if lengths is None else lengths,
+        shares.lse if block_table is None else block_table,
         *strides(q, k, v),
         *given.strides,
         0 if block_table is None else block_table.stride(0),
@@ -115,4 +107,4 @@ def range_shares(
         num_stages=config.num_stages if pipelined else 1,
         **launch_options(dependent),
     )
-    return Shares(out, lse, part, plse, table, config.splits)
+    return shares

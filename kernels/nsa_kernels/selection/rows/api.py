@@ -16,7 +16,7 @@ from ...launch.fakes import rows_results
 from ...launch.mode import traced
 from ...launch.operators import operator
 from ...launch.replay import replayed
-from ...launch.shares import Shares, merge, workspace
+from ...launch.shares import Shares
 from ...launch.sizes import head_dims, scale_log2, strides
 from .config import rows_config
 from .kernels import rows_group_kernel, rows_per_head_kernel
@@ -82,20 +82,14 @@ def _launch(
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_rows(q, k, v, sm_scale)
-    shares = row_shares(q, k, v, sm_scale, config)
-    if shares.splits > 1:
-        merge(shares.out, shares.lse, shares.part, shares.plse, None, shares.splits)
-    return shares.out, shares.lse
+    return row_shares(q, k, v, sm_scale, config).merged()
 
 
-@operator("nsa_kernels::selection_rows")
+@operator("nsa_kernels::selection_rows", fake=rows_results)
 def _operator(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _launch(q, k, v, sm_scale)
-
-
-_operator.register_fake(rows_results)
 
 
 def row_shares(
@@ -108,20 +102,16 @@ def row_shares(
     """Make the first launch of ``selection_rows``. The inputs have been checked."""
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
-    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
-        return Shares(out, lse, lse, lse, None, 1)
+        return Shares.allocate(q, dv, 1)
     if config is None:
         config = rows_config(n, h, length, d, dv, q.dtype, q.device)
     else:
         check_heads("selection_rows", config, h)
         check_chunks("selection_rows", config.splits, config.chunk, config.block_l, length)
-    part = plse = lse
-    if config.splits > 1:
-        part, plse = workspace(q, n * config.splits, h, dv)
+    shares = Shares.allocate(q, dv, config.splits)
     rows_group_kernel[(n, config.splits, config.head_tiles)](
-        *(q, k, v, out, lse, part, plse),
+        *(q, k, v, *shares[:4]),
         *strides(q, k, v),
         *(h, length, config.chunk, scale_log2(sm_scale, d)),
         **head_dims(d, dv),
@@ -135,7 +125,7 @@ def row_shares(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    return Shares(out, lse, part, plse, None, config.splits)
+    return shares
 
 
 def selection_rows_per_head(
@@ -172,7 +162,6 @@ def _launch_per_head(
     return out, lse
 
 
-_per_head_operator = operator("nsa_kernels::selection_rows_per_head", _launch_per_head)
-
-
-_per_head_operator.register_fake(rows_results)
+_per_head_operator = operator(
+    "nsa_kernels::selection_rows_per_head", _launch_per_head, rows_results
+)

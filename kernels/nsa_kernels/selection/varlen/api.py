@@ -28,7 +28,7 @@ from ...launch.fakes import rows_results
 from ...launch.mode import traced
 from ...launch.operators import operator
 from ...launch.replay import replayed
-from ...launch.shares import merge, workspace
+from ...launch.shares import Shares
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, scale_log2, strides
 from .config import varlen_config
 from .kernels import varlen_kernel
@@ -116,10 +116,8 @@ def _launch(
     total, dv = v.shape
     if total >= 2**31:
         raise ValueError(f"selection_varlen: int32 cu_seqlens cannot address {total} keys")
-    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
-        return out, lse
+        return Shares.allocate(q, dv, 1).merged()
     if config is None:
         config = varlen_config(n, h, total, d, dv, max_seqlen, q.dtype, q.device)
     else:
@@ -131,12 +129,10 @@ def _launch(
     whole = config.splits == 1
     items = n if whole else n + total // config.chunk
     split = not whole and total > config.chunk
-    part = plse = table = lse
-    if split:
-        part, plse = workspace(q, items, h, dv)
-        table = torch.empty((n, 2), dtype=torch.int32, device=q.device)
+    splits = min(total // config.chunk + 1, 16) if split else 1
+    shares = Shares.allocate(q, dv, splits, slots=items, table=True)
     varlen_kernel[(items, config.head_tiles)](
-        *(q, k, v, cu_seqlens, out, lse, part, plse, table),
+        *(q, k, v, cu_seqlens, *shares[:4], shares.table_or_any),
         *strides(q, k, v),
         *(n, h, total, config.chunk, scale_log2(sm_scale, d)),
         **head_dims(d, dv),
@@ -151,12 +147,10 @@ def _launch(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    if split:
-        merge(out, lse, part, plse, table, min(total // config.chunk + 1, 16), items)
-    return out, lse
+    return shares.merged()
 
 
-@operator("nsa_kernels::selection_varlen")
+@operator("nsa_kernels::selection_varlen", fake=rows_results)
 def _operator(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -166,6 +160,3 @@ def _operator(
     max_seqlen: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _launch(q, k, v, cu_seqlens, sm_scale, max_seqlen)
-
-
-_operator.register_fake(rows_results)
