@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .cache import NSACache
-from .decode import (
+from .decode.api import decode_step
+from .decode.branches import (
     decode_compressed,
     decode_scores,
     decode_selected,
-    decode_step,
     decode_window,
     gated_sum,
 )

@@ -14,9 +14,8 @@ import torch
 from ..band.forward import band_forward
 from ..band.geometry import Behind, band_behind
 from ..launch.checks import require
-from ..launch.fakes import result_like_q
 from ..launch.mode import traced
-from ..launch.operators import operator
+from ..launch.operators import operator, result_like_q
 from ..launch.replay import replayed
 from ..scoring.block_scores import block_scores
 from ..scoring.top_n import launch_top_n

@@ -33,9 +33,8 @@ from ..selection.blocks.config import (
     heads_at_once,
     query_major_wins,
 )
-from ..selection.blocks.forward import GatedSum, block_major_forward
+from ..selection.blocks.forward import GatedSum, block_major_forward, query_major_forward
 from ..selection.blocks.plan import BlockPlan, build_plan
-from ..selection.blocks.query_major import query_major_forward
 from .branches import launch_gates_backward, launch_sum
 
 

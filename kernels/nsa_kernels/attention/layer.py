@@ -14,7 +14,7 @@ from numbers import Real
 import torch
 from torch import nn
 
-from ..band.checks import check_cu
+from ..band.attend import check_cu
 from ..launch.checks import MAX_BLOCKS, MAX_DIM, MIN_DIM, check_whole, require
 from .cache import NSACache
 from .compression import MeanCompression, MLPCompression

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..band.compressed import OP
+from ..band.api import OP
 from ..launch.checks import check_device, check_first_derivative, check_transforms
 from ..launch.mode import traced
 from ..launch.operators import Differentiable, operator

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from ..band.checks import check_band, check_cu
-from ..band.compressed import OP as COMPRESSED
+from ..band.api import OP as COMPRESSED
+from ..band.attend import check_band, check_cu
 from ..launch.checks import (
     MAX_BLOCKS,
     MAX_TOKENS,

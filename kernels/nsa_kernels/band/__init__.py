@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .compressed import compressed_attention
-from .sliding import sliding_window
+from .api import compressed_attention, sliding_window
 
 __all__ = ["compressed_attention", "sliding_window"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.clear import clear
 from ..launch.device import device_limits, on_its_device
 from ..launch.gated import Gated
-from ..launch.shares import add_shares, room_for_shares
+from ..launch.shares import add_shares, clear, room_for_shares
 from ..launch.sizes import LOG2_E, batches, cdiv, head_dims, strides
 from . import hopper_backward
 from .config import Tiles, dkv_tiles, dq_tiles, walk_shares

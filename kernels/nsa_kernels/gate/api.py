@@ -14,8 +14,8 @@ import torch
 from ..launch.checks import check_scale, check_transforms, check_whole
 from ..launch.mode import Mode, mode, traced
 from ..selection.ranges.api import differentiable_ranges
-from ..selection.ranges.checks import check_ranges
 from ..selection.ranges.forward import launch_ranges
+from ..selection.ranges.spans import check_ranges
 from . import routing
 from .policy import Policy, by_handle, choose, default_policy, regime_of
 from .sdpa import packed_sdpa

@@ -15,8 +15,7 @@ from ..launch.checks import (
     softmax_scale,
 )
 from ..launch.mode import traced
-from ..selection.ranges.checks import check_ranges
-from ..selection.ranges.spans import disjoint_spans
+from ..selection.ranges.spans import check_ranges, disjoint_spans
 
 FLOATS = (*DTYPES, torch.float64)
 

@@ -16,8 +16,7 @@ import torch
 from ..attention import nsa_attention
 from ..attention.means import key_offsets, means_of_blocks
 from ..band import sliding_window
-from ..band.attend import attend
-from ..band.checks import check_band, check_cu
+from ..band.attend import attend, check_band, check_cu
 from ..band.geometry import Band
 from ..launch.checks import check_transforms, check_whole, kind, require, softmax_scale
 from ..launch.sizes import cdiv

@@ -156,3 +156,9 @@ def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: t
     total = narrow(total, dk_ptr.dtype.element_ty)
     tl.store(dk_ptr + offset, total, mask=offset < k_numel)
     tl.store(dv_ptr + offset - k_numel, total, mask=inside & (offset >= k_numel))
+
+
+@triton.jit
+def clear_kernel(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.zeros([BLOCK], x_ptr.dtype.element_ty), mask=at < n)

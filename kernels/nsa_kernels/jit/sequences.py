@@ -1,4 +1,4 @@
-"""Find the packed sequence that a token belongs to."""
+"""Find the packed sequence of a token, and how many keys of a cache entry there are."""
 
 from __future__ import annotations
 
@@ -16,3 +16,16 @@ def sequence_of(cu_ptr, t, sequences, STEPS: tl.constexpr):
         low = tl.where(right, middle, low)
         high = tl.where(right, high, middle)
     return low
+
+
+@triton.jit
+def tokens_of(lengths_ptr, entry, most):
+    """Return the length of an entry, clamped to [0, most]."""
+    return tl.minimum(tl.maximum(tl.load(lengths_ptr + entry), 0), most)
+
+
+@triton.jit
+def complete_keys(tokens, N, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
+    """Return how many compressed keys end within the first ``tokens`` tokens, at most N."""
+    behind_first = tl.maximum(tokens, 0) + (STRIDE - BLOCK)
+    return tl.minimum(tl.maximum(behind_first, 0) // STRIDE, N)

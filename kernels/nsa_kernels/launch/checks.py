@@ -160,11 +160,16 @@ def check_qkv(
         raise ValueError(f"{op}: at most {MAX_HEADS} heads; got {q.shape[-2]}")
 
 
+def check_int32(op: str, name: str, x: Any) -> None:
+    """Raise TypeError unless ``x`` is an int32 tensor."""
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.int32:
+        raise TypeError(f"{op}: {name} must be an int32 tensor; got {kind(x)}")
+
+
 def check_lengths(op: str, name: str, lengths: Any, like: torch.Tensor) -> None:
     """Raises TypeError or ValueError unless ``lengths`` is int32 [B], for the B entries of
     ``like``."""
-    if not isinstance(lengths, torch.Tensor) or lengths.dtype != torch.int32:
-        raise TypeError(f"{op}: {name} must be an int32 tensor; got {kind(lengths)}")
+    check_int32(op, name, lengths)
     require(
         lengths.shape == like.shape[:1] and lengths.device == like.device,
         f"{op}: {name} must be [{like.shape[0]}], one number for each entry of the batch, on "
@@ -177,8 +182,7 @@ def check_block_table(
 ) -> None:
     """Raises TypeError or ValueError unless ``block_table`` is int32 [B, n], for the B entries of
     ``like``, and lengths are given."""
-    if not isinstance(block_table, torch.Tensor) or block_table.dtype != torch.int32:
-        raise TypeError(f"{op}: block_table must be an int32 tensor; got {kind(block_table)}")
+    check_int32(op, "block_table", block_table)
     require(
         cache_seqlens is not None,
         f"{op}: a block_table needs cache_seqlens, the number of tokens of each entry",

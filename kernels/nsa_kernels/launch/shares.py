@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from ..jit.merge import merge_kernel, sum_kernel
+from ..jit.merge import clear_kernel, merge_kernel, sum_kernel
 from .device import dependent_launch, launch_options
 from .sizes import cdiv, next_power_of_2
 
+CLEARED = 4096
+"""Elements that one program of ``clear`` fills."""
 MANY_PROGRAMS = 1024
 """A merge with more rows times heads than this takes several rows in a program."""
 
@@ -121,3 +123,9 @@ def add_shares(parts: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> None:
         TILE=1024,
         num_warps=4,
     )
+
+
+def clear(x: torch.Tensor) -> None:
+    """Fill ``x`` with zeros by a kernel, since ``replay`` cannot repeat what torch launches."""
+    if x.numel() > 0:
+        clear_kernel[(cdiv(x.numel(), CLEARED),)](x, x.numel(), BLOCK=CLEARED, num_warps=4)

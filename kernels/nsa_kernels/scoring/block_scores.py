@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
+from ..band.api import OP
 from ..band.attend import attend
-from ..band.compressed import OP
 from ..band.geometry import Band, Behind
 from ..launch.checks import check_strides, softmax_scale
-from ..launch.clear import clear
 from ..launch.device import on_its_device
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
+from ..launch.shares import clear
 from ..launch.sizes import LOG2_E, batches, cdiv, next_power_of_2, strides
 from . import hopper
 from .kernels.block_scores import block_scores_kernel

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from .blocks import BlockPlan, block_selection_attention, plan_blocks
+from .blocks.api import block_selection_attention, plan_blocks
+from .blocks.plan import BlockPlan
 from .config import chosen_config
-from .ranges import selection_ranges
-from .rows import selection_rows, selection_rows_per_head
-from .varlen import selection_varlen
+from .ranges.api import selection_ranges
+from .rows.api import selection_rows, selection_rows_per_head
+from .varlen.api import selection_varlen
 
 __all__ = [
     "BlockPlan",

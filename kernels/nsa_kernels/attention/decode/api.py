@@ -16,9 +16,8 @@ from ...launch.checks import (
     check_whole,
     softmax_scale,
 )
-from ...launch.fakes import result_like_q
 from ...launch.mode import traced
-from ...launch.operators import operator
+from ...launch.operators import operator, result_like_q
 from ...launch.replay import replayed
 from .step import run_step
 

@@ -24,9 +24,8 @@ from ...launch.checks import (
     check_whole,
     require,
 )
-from ...launch.fakes import rows_results
 from ...launch.mode import traced
-from ...launch.operators import operator
+from ...launch.operators import operator, rows_results
 from ...launch.replay import replayed
 from ...launch.sizes import next_power_of_2
 from ...selection.ranges.api import selection_ranges

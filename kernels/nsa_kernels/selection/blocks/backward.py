@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ...launch.clear import clear
 from ...launch.descriptors import describe_heads
 from ...launch.device import on_its_device, runs_gluon
 from ...launch.gated import Gated
+from ...launch.shares import clear
 from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2, strides
 from .config import BlockConfig, beyond_int32, hopper_backward_fits
 from .kernels.backward import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...launch.checks import DTYPES, check_qkv, kind, require
+from ...launch.checks import DTYPES, check_int32, check_qkv, require
 from .plan import BlockPlan, plan_sizes
 
 OP = "block_selection_attention"
@@ -51,8 +51,7 @@ def check_blocks(
             f"{op}: batch and time of {name} must follow one another in memory; use .contiguous()",
         )
     if cu is not None:
-        if not isinstance(cu, torch.Tensor) or cu.dtype != torch.int32:
-            raise TypeError(f"{op}: cu_seqlens must be an int32 tensor; got {kind(cu)}")
+        check_int32(op, "cu_seqlens", cu)
         require(
             q.shape[0] == 1 and cu.dim() == 1 and cu.numel() >= 2 and cu.is_contiguous(),
             f"{op}: cu_seqlens packs sequences along T: B must be 1 and cu_seqlens contiguous "

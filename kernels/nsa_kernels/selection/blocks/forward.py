@@ -1,5 +1,6 @@
-"""Block-major forward: a program loads one block of keys, for queries that chose the block.
+"""The forwards of block selection: block-major, and query-major for few tokens.
 
+In the block-major forward, a program loads one block of keys, for queries that chose the block.
 Query-major loops read K and V of every chosen block from L2 for every query, which limits their
 speed. Here K and V of a block are read once for each work item, which is up to ``queries`` queries
 that chose the block. The price is a partial result of ``G * Dv`` values for each (query, block),
@@ -18,6 +19,7 @@ from ...launch.device import on_its_device, runs_gluon
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, strides
 from .config import BlockConfig, beyond_int32, hopper_fits
 from .kernels.forward import forward_kernel, merge_kernel
+from .kernels.query_major import query_major_kernel
 from .plan import BlockPlan
 
 
@@ -125,3 +127,46 @@ def _main(
         "WIDE": wide,
     }
     return forward_kernel, {**constants, "num_warps": config.warps, **options}
+
+
+@on_its_device
+def query_major_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    index: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    length: int,
+    block_size: int,
+    scale_log2: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Fill ``out`` and ``lse`` as ``block_major_forward`` does, without a plan and a merge.
+
+    A program takes the query heads of a token and a KV head, and reads every block that the token
+    chose. This is faster if there are few tokens (decode, short prompts), or if groups are large.
+
+    Args:
+        index: int32 [N, H, S].
+        cu_seqlens: int32 [sequences + 1]. None: each sequence has ``length`` tokens.
+    """
+    n, hq, d = q.shape
+    h, dv = v.shape[1:]
+    s, group = index.shape[2], hq // h
+    sequences = n // length if cu_seqlens is None else cu_seqlens.numel() - 1
+    query_major_kernel[(n, h)](
+        *(q, k, v, index, index if cu_seqlens is None else cu_seqlens, out, lse),
+        *strides(q, k, v, index),
+        *(h, sequences, length, scale_log2),
+        S=s,
+        BLOCK_S=next_power_of_2(s),
+        G=group,
+        BLOCK_G=max(16, next_power_of_2(group)),
+        **head_dims(d, dv),
+        BLOCK_SIZE=block_size,
+        PACKED=cu_seqlens is not None,
+        STEPS=max(1, sequences.bit_length()),
+        num_warps=2 if group <= 16 and max(d, dv) <= 128 and q.dtype.itemsize == 2 else 4,
+        num_stages=2,
+    )

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ...launch.checks import check_first_derivative
-from ...launch.fakes import gradients, rows_results
-from ...launch.operators import Differentiable, operator
+from ...launch.operators import Differentiable, gradients, operator, rows_results
 from ...launch.replay import replayed
 from ...launch.sizes import scale_log2
 from .backward import block_major_backward
@@ -21,9 +20,8 @@ from .config import (
     forward_workspace,
     heads_at_once,
 )
-from .forward import block_major_forward
+from .forward import block_major_forward, query_major_forward
 from .plan import BlockPlan, build_plan, plan_sizes
-from .query_major import query_major_forward
 
 
 def shape_of(

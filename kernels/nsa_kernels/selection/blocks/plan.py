@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...launch.clear import clear
 from ...launch.device import on_its_device
+from ...launch.shares import clear
 from ...launch.sizes import GRID, batches, cdiv, next_power_of_2, strides
 from .config import BITS_BYTES
 from .kernels.plan import (

@@ -14,8 +14,8 @@ from ...launch.config import check_chunks
 from ...launch.device import device_limits, on_its_device
 from ...launch.shares import Shares
 from ...launch.sizes import cdiv, scale_log2
-from ..ranges.checks import check_ranges
 from ..ranges.config import ranges_config
+from ..ranges.spans import check_ranges
 from ..rows.api import check_rows
 from ..rows.config import rows_config
 from .nvrtc import Unsupported, Variant, launch

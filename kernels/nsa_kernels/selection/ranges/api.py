@@ -21,9 +21,8 @@ from ...launch.checks import (
     check_whole,
 )
 from ...launch.config import Config
-from ...launch.fakes import gradients, rows_results
 from ...launch.mode import traced
-from ...launch.operators import Differentiable, wants_gradient
+from ...launch.operators import Differentiable, gradients, rows_results, wants_gradient
 from .backward import launch_ranges_backward
 from .forward import launch_ranges
 

@@ -18,19 +18,17 @@ from typing import NamedTuple
 import torch
 
 from ...jit.compat import PIPELINES_GATHERS
-from ...launch.clear import clear
 from ...launch.device import device_limits
 from ...launch.replay import replayed
-from ...launch.shares import add_shares, room_for_shares
+from ...launch.shares import add_shares, clear, room_for_shares
 from ...launch.sizes import LOG2_E, batches, cdiv, head_dims, next_power_of_2, strides
-from .checks import check_ranges
 from .kernels.backward import (
     plan_kernel,
     ranges_dkdv_kernel,
     ranges_dq_kernel,
     spans_by_query_kernel,
 )
-from .spans import kernel_spans
+from .spans import check_ranges, kernel_spans
 
 MAX_PLAN_BYTES = 1 << 30
 """The most bytes of the lists of queries. If they need more, there are several rounds of tiles."""

@@ -11,10 +11,9 @@ from ...launch.device import dependent_launch, launch_options
 from ...launch.replay import replayed
 from ...launch.shares import Shares
 from ...launch.sizes import head_dims, scale_log2, strides
-from .checks import check_ranges
 from .config import LEAST_SHARE, ranges_config
 from .kernels.forward import ranges_kernel
-from .spans import kernel_spans
+from .spans import check_ranges, kernel_spans
 
 
 def least_share(block_l: int) -> int:

@@ -12,9 +12,8 @@ import torch
 from ...launch.checks import check_no_backward, check_no_config, check_qkv, check_scale
 from ...launch.config import Config, check_chunks, check_heads
 from ...launch.device import dependent_launch
-from ...launch.fakes import rows_results
 from ...launch.mode import traced
-from ...launch.operators import operator
+from ...launch.operators import operator, rows_results
 from ...launch.replay import replayed
 from ...launch.shares import Shares
 from ...launch.sizes import head_dims, scale_log2, strides

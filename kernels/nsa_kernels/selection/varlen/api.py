@@ -14,19 +14,18 @@ from __future__ import annotations
 import torch
 
 from ...launch.checks import (
+    check_int32,
     check_no_backward,
     check_no_config,
     check_qkv,
     check_scale,
     check_whole,
-    kind,
     require,
 )
 from ...launch.config import Config, check_heads
 from ...launch.device import dependent_launch
-from ...launch.fakes import rows_results
 from ...launch.mode import traced
-from ...launch.operators import operator
+from ...launch.operators import operator, rows_results
 from ...launch.replay import replayed
 from ...launch.shares import Shares
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, scale_log2, strides
@@ -92,10 +91,7 @@ def _launch(
     check_qkv("selection_varlen", q, k, v)
     check_scale("selection_varlen", sm_scale)
     check_no_backward("selection_varlen", q, k, v)
-    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype != torch.int32:
-        raise TypeError(
-            f"selection_varlen: cu_seqlens must be an int32 tensor; got {kind(cu_seqlens)}"
-        )
+    check_int32("selection_varlen", "cu_seqlens", cu_seqlens)
     if max_seqlen is not None:
         check_whole("selection_varlen", "max_seqlen", max_seqlen, 0)
     if not (

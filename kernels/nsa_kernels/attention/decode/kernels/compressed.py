@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....jit.compat import dot, start_next_launch, tl, triton
-from ....jit.lengths import complete_keys
+from ....jit.sequences import complete_keys
 from ....jit.tiles import late, load_tile, softmax_update, store_row, store_share
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....jit.compat import dot, start_next_launch, tl, triton, wait_for_last_launch
-from ....jit.lengths import complete_keys
+from ....jit.sequences import complete_keys
 from ....jit.tiles import base_2, load_tile
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ....jit.compat import dot, start_next_launch, tl, triton, wait_for_last_launch
-from ....jit.lengths import tokens_of
 from ....jit.merge import NOT_THERE
+from ....jit.sequences import tokens_of
 from ....jit.tiles import (
     late,
     load_tile,
