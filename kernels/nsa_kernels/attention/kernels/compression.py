@@ -114,17 +114,8 @@ def compress_kernel(
         first = tl.load(cu_ptr + i) + (key - tl.load(cu_keys_ptr + i)) * STRIDE
     if head < H:
         d = tl.arange(0, BLOCK_D)
-        mean_of_k = _mean_of_rows(
-            k_ptr + batch * k_sb + head.to(tl.int64) * k_sh,
-            first,
-            real,
-            T,
-            k_st,
-            D,
-            BLOCK_D,
-            LENGTH,
-            UNROLL,
-        )
+        of_k = k_ptr + batch * k_sb + head.to(tl.int64) * k_sh
+        mean_of_k = _mean_of_rows(of_k, first, real, T, k_st, D, BLOCK_D, LENGTH, UNROLL)
         row = (batch * N + key) * H + head
         tl.store(
             k_cmp_ptr + row[:, None] * D + d[None, :],
@@ -134,17 +125,8 @@ def compress_kernel(
     else:
         head -= H
         dv = tl.arange(0, BLOCK_DV)
-        mean_of_v = _mean_of_rows(
-            v_ptr + batch * v_sb + head.to(tl.int64) * v_sh,
-            first,
-            real,
-            T,
-            v_st,
-            DV,
-            BLOCK_DV,
-            LENGTH,
-            UNROLL,
-        )
+        of_v = v_ptr + batch * v_sb + head.to(tl.int64) * v_sh
+        mean_of_v = _mean_of_rows(of_v, first, real, T, v_st, DV, BLOCK_DV, LENGTH, UNROLL)
         row = (batch * N + key) * H + head
         tl.store(
             v_cmp_ptr + row[:, None] * DV + dv[None, :],
@@ -230,17 +212,8 @@ def compress_backward_kernel(
         keys = tl.where(inside, tl.minimum(tl.load(cu_keys_ptr + i + 1), N) - first_key, 0)
     if head < H:
         d = tl.arange(0, BLOCK_D)
-        sum_of_k = _sum_of_keys(
-            dk_cmp_ptr + batch * k_sb + head.to(tl.int64) * k_sh,
-            place,
-            keys,
-            first_key,
-            k_sn,
-            D,
-            BLOCK_D,
-            LENGTH,
-            STRIDE,
-        )
+        of_k = dk_cmp_ptr + batch * k_sb + head.to(tl.int64) * k_sh
+        sum_of_k = _sum_of_keys(of_k, place, keys, first_key, k_sn, D, BLOCK_D, LENGTH, STRIDE)
         row = (batch * T + t) * H + head
         tl.store(
             dk_ptr + row[:, None] * D + d[None, :],
@@ -250,17 +223,8 @@ def compress_backward_kernel(
     else:
         head -= H
         dv = tl.arange(0, BLOCK_DV)
-        sum_of_v = _sum_of_keys(
-            dv_cmp_ptr + batch * v_sb + head.to(tl.int64) * v_sh,
-            place,
-            keys,
-            first_key,
-            v_sn,
-            DV,
-            BLOCK_DV,
-            LENGTH,
-            STRIDE,
-        )
+        of_v = dv_cmp_ptr + batch * v_sb + head.to(tl.int64) * v_sh
+        sum_of_v = _sum_of_keys(of_v, place, keys, first_key, v_sn, DV, BLOCK_DV, LENGTH, STRIDE)
         row = (batch * T + t) * H + head
         tl.store(
             dv_ptr + row[:, None] * DV + dv[None, :],

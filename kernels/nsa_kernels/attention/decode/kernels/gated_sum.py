@@ -73,30 +73,16 @@ def decode_merge_kernel(
     if CMP_TABLE:
         count = tl.minimum(tl.load(cmp_table_ptr + row * 2 + 1), cmp_shares)
         if count > 1:
+            first = row * cmp_shares
             branch, _ = combine_shares(
-                cmp_part_ptr,
-                cmp_plse_ptr,
-                row * cmp_shares,
-                count,
-                head,
-                GROUP,
-                DV,
-                BLOCK_DV,
-                CMP_BLOCK_S,
+                cmp_part_ptr, cmp_plse_ptr, first, count, head, GROUP, DV, BLOCK_DV, CMP_BLOCK_S
             )
         else:
             branch = tl.load(whole, mask=dv < DV, other=0.0).to(tl.float32)
     elif CMP_BLOCK_S > 0:
+        first = row * cmp_shares
         branch, _ = combine_shares(
-            cmp_part_ptr,
-            cmp_plse_ptr,
-            row * cmp_shares,
-            cmp_shares,
-            head,
-            GROUP,
-            DV,
-            BLOCK_DV,
-            CMP_BLOCK_S,
+            cmp_part_ptr, cmp_plse_ptr, first, cmp_shares, head, GROUP, DV, BLOCK_DV, CMP_BLOCK_S
         )
     else:
         branch = tl.load(whole, mask=dv < DV, other=0.0).to(tl.float32)
