@@ -25,13 +25,13 @@ from ..scoring.top_n import launch_top_n
 from ..selection.blocks.backward import block_major_backward
 from ..selection.blocks.config import (
     WORKSPACE_BYTES,
-    BlockShape,
     backward_config,
     backward_workspace,
     forward_config,
     forward_workspace,
     heads_at_once,
     query_major_wins,
+    shape_of,
 )
 from ..selection.blocks.forward import GatedSum, block_major_forward, query_major_forward
 from ..selection.blocks.plan import BlockPlan, build_plan
@@ -68,20 +68,6 @@ class Kept(NamedTuple):
     first: torch.Tensor
     count: torch.Tensor
     edges: torch.Tensor
-
-
-def block_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sizes: Sizes) -> BlockShape:
-    return BlockShape(
-        n=q.shape[0] * q.shape[1],
-        hq=q.shape[2],
-        h=k.shape[2],
-        s=sizes.n_selected,
-        d=q.shape[3],
-        dv=v.shape[3],
-        block_size=sizes.block_size,
-        dtype=q.dtype,
-        device=q.device,
-    )
 
 
 def _bands(
@@ -129,7 +115,7 @@ def launch_whole(
     del scores  # the largest tensor, not needed any more
     near, near_lse = band_forward(q, k, v, of_window, sizes.sm_scale)
     gates = gates.contiguous()
-    shape = block_shape(q, k, v, sizes)
+    shape = shape_of(q, k, v, sizes.n_selected, sizes.block_size)
     flat = (_flat(q), _flat(k), _flat(v))
     log2 = scale_log2(sizes.sm_scale, q.shape[3])
     selected, lse = near, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -157,8 +143,7 @@ def launch_whole(
     )
     if not kept:
         return out, None
-    lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
-    return out, Kept(compressed, compressed_lse, near, near_lse, selected, lse, *lists)
+    return out, Kept(compressed, compressed_lse, near, near_lse, selected, lse, *plan.lists)
 
 
 def launch_whole_backward(
@@ -186,10 +171,8 @@ def launch_whole_backward(
         *(q, k, v, kept.near, kept.near_lse, d_out, None, of_window, sizes.sm_scale),
         gated=Gated(*of_gates.near, dq),
     )
-    shape = block_shape(q, k, v, sizes)
-    plan = BlockPlan(
-        kept.entries, kept.places, kept.first, kept.count, kept.edges, sizes.block_size
-    )
+    shape = shape_of(q, k, v, sizes.n_selected, sizes.block_size)
+    plan = BlockPlan(*kept[6:], sizes.block_size)
     block_major_backward(
         *(_flat(q), _flat(k), _flat(v), _flat(kept.selected), _flat(kept.selected_lse)),
         *(_flat(d_out), plan, sizes.sm_scale),

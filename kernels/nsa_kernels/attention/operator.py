@@ -14,9 +14,14 @@ import torch
 from ..launch.checks import check_first_derivative
 from ..launch.mode import traced
 from ..launch.replay import replayed
-from ..selection.blocks.config import WORKSPACE_BYTES, backward_config, backward_workspace
+from ..selection.blocks.config import (
+    WORKSPACE_BYTES,
+    backward_config,
+    backward_workspace,
+    shape_of,
+)
 from ..selection.blocks.plan import plan_sizes
-from .launches import Kept, Sizes, block_shape, launch_whole, launch_whole_backward
+from .launches import Kept, Sizes, launch_whole, launch_whole_backward
 
 OP = "nsa_attention"
 _OTHERS = 8  # arguments after the first six tensors; they have no gradients
@@ -42,7 +47,7 @@ def run_whole(
         return out
     if wanted:
         # Refuse what the backward does not support now, and not after the forward.
-        backward_config(block_shape(q, k, v, sizes))
+        backward_config(shape_of(q, k, v, sizes.n_selected, sizes.block_size))
         sum_: torch.Tensor = _Whole.apply(*arguments)
         return sum_
     return _launch(*arguments)
@@ -141,7 +146,9 @@ def _(*arguments: Any) -> tuple[torch.Tensor, ...]:
     sizes = Sizes(*arguments[8:])
     b, t, hq, _ = q.shape
     sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    chunk = backward_workspace(block_shape(q, k, v, sizes), WORKSPACE_BYTES).chunk
+    chunk = backward_workspace(
+        shape_of(q, k, v, sizes.n_selected, sizes.block_size), WORKSPACE_BYTES
+    ).chunk
     index = torch.Size((b, t, k.shape[2], sizes.n_selected))
     entries, places, first, edges = (
         q.new_empty(size, dtype=torch.int32)

@@ -138,22 +138,16 @@ def attend_whole(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
-    *,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
+    **sizes: int,
 ) -> torch.Tensor:
     """``nsa_attention`` on compressed keys k_cmp [B,Nc,H,D] and v_cmp that the caller has made."""
     _check(q, k, v, gates, packed=False)
     check_band(COMPRESSED, q, k_cmp, v_cmp)
-    scale = softmax_scale(OP, q, None)
-    sizes = Sizes(block, stride, block_size, n_selected, window, scale)
+    numbers = Sizes(**sizes, sm_scale=softmax_scale(OP, q, None))
     tensors = (q, k, v, k_cmp, v_cmp, gates.contiguous())
     if q.shape[1] < k.shape[1]:
-        return run_behind(tensors, None, None, None, sizes)
-    return run_whole(tensors, None, None, sizes)
+        return run_behind(tensors, None, None, None, numbers)
+    return run_whole(tensors, None, None, numbers)
 
 
 def _check(

@@ -17,7 +17,7 @@ from ..selection.ranges.api import differentiable_ranges
 from ..selection.ranges.forward import launch_ranges
 from ..selection.ranges.spans import check_ranges
 from . import routing
-from .policy import Policy, by_handle, choose, default_policy, regime_of
+from .policy import Policy, by_handle, choose, default_policy
 from .sdpa import packed_sdpa
 
 OP = "selection_attention"
@@ -142,7 +142,9 @@ def _route(
 def _regime(q: torch.Tensor, *, compiled: bool) -> str:
     """Return the regime of a call. It is ``graph`` if a compiled program is being captured."""
     made = mode(q)
-    return regime_of(Mode.TRACED if compiled and made is Mode.EAGER else made)
+    if made is Mode.CAPTURED:
+        return "graph"
+    return "device" if compiled or made is Mode.TRACED else "queue"
 
 
 def _kernel(policy: Policy, regime: str, *call: Any) -> torch.Tensor:

@@ -14,7 +14,6 @@ import torch
 
 from ..jit.compat import CPU_ALLOWED
 from ..launch.checks import DTYPES, MAX_DIM, MIN_DIM
-from ..launch.mode import Mode
 
 REASONS: dict[str, str] = {
     "disabled": "the policy switches the kernel off",
@@ -41,10 +40,6 @@ REGIMES: dict[str, tuple[str, ...]] = {
 }
 """How a call is made: from Python (``queue``), compiled (``device``), or in a capture (``graph``).
 If a regime has no threshold, the regimes in its tuple are asked in turn, and then ``min_len``."""
-
-
-def regime_of(mode: Mode) -> str:
-    return {Mode.EAGER: "queue", Mode.TRACED: "device", Mode.CAPTURED: "graph"}[mode]
 
 
 def _is_threshold(value: object) -> bool:

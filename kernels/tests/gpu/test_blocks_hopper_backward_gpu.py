@@ -188,7 +188,7 @@ def test_a_branch_of_a_gated_sum(group, added, ways):
     out, lse, *want = exact_blocks(q, k, v, weighted, index)
     rest = (out * do.double()).sum(-1).float().flatten(0, 1)
     before = tuple(0.1 * torch.randn_like(x.flatten(0, 1)) for x in (q, k, v))
-    shape = operators.shape_of(q, k, v, index, 64)
+    shape = config.shape_of(q, k, v, index.shape[3], 64)
     plan = build_plan(index, None, 64, 256, cleared=False)
 
     def call():

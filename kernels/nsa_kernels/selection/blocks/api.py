@@ -20,9 +20,10 @@ from .config import (
     backward_workspace,
     forward_workspace,
     query_major_wins,
+    shape_of,
 )
 from .naive import naive_blocks
-from .operators import block_major, results_of, run_block_major, run_plan, run_query_major, shape_of
+from .operators import block_major, results_of, run_block_major, run_plan, run_query_major
 from .plan import BlockPlan, build_plan
 
 
@@ -79,7 +80,7 @@ def block_selection_attention(
     if q.dtype == torch.float64:
         out, lse = naive_blocks(q, k, v, block_indices, block_size, scale, cu_seqlens)
         return (out, lse) if return_lse else out
-    shape = shape_of(q, k, v, block_indices, block_size)
+    shape = shape_of(q, k, v, block_indices.shape[3], block_size)
     if shape.n == 0:
         # An empty result, which autograd connects to the inputs.
         out = q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum() for x in (q, k, v))
@@ -98,8 +99,7 @@ def block_selection_attention(
             )  # fmt: skip
         else:
             check_plan(plan, block_indices, block_size, cu_seqlens)
-        lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
-        out, lse = block_major(q, k, v, *lists, block_size, scale, workspace_bytes)
+        out, lse = block_major(q, k, v, *plan.lists, block_size, scale, workspace_bytes)
     return (out, lse) if return_lse else out
 
 
@@ -119,15 +119,14 @@ def _launch(
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
     scale = softmax_scale(OP, q, sm_scale)
     check_whole(OP, "workspace_bytes", workspace_bytes, 0)
-    shape = shape_of(q, k, v, block_indices, block_size)
+    shape = shape_of(q, k, v, block_indices.shape[3], block_size)
     if shape.n == 0:
         return results_of(q, v)
     if query_major_wins(shape):
         return run_query_major(q, k, v, block_indices, cu_seqlens, block_size, scale)
     chunk = forward_workspace(shape, workspace_bytes).chunk
     plan = build_plan(block_indices, cu_seqlens, block_size, chunk, cleared=False)
-    lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
-    return run_block_major(q, k, v, *lists, block_size, scale, workspace_bytes)
+    return run_block_major(q, k, v, *plan.lists, block_size, scale, workspace_bytes)
 
 
 def plan_blocks(
@@ -150,7 +149,7 @@ def plan_blocks(
     """
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
     check_whole(OP, "workspace_bytes", workspace_bytes, 0)
-    shape = shape_of(q, k, v, block_indices, block_size)
+    shape = shape_of(q, k, v, block_indices.shape[3], block_size)
     room = backward_workspace if backward else forward_workspace
     chunk = room(shape, workspace_bytes).chunk if shape.n else NO_CHUNK
     plan = torch.ops.nsa_kernels.block_plan if traced(block_indices) else run_plan

@@ -49,6 +49,15 @@ class BlockShape:
         return 8 * self.n * self.h * self.s + 2 * min(bits, BITS_BYTES)
 
 
+def shape_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s: int, block_size: int
+) -> BlockShape:
+    """Return the sizes of a call with q [B, T, HQ, D] and ``s`` blocks per token."""
+    b, t, hq, d = q.shape
+    h, dv = k.shape[2], v.shape[3]
+    return BlockShape(b * t, hq, h, s, d, dv, block_size, q.dtype, q.device)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
     """A launch: a tile has ``rows`` rows (query, head), a program at most ``queries`` queries.

@@ -13,31 +13,15 @@ from ...launch.replay import replayed
 from ...launch.sizes import scale_log2
 from .backward import block_major_backward
 from .config import (
-    BlockShape,
     backward_config,
     backward_workspace,
     forward_config,
     forward_workspace,
     heads_at_once,
+    shape_of,
 )
 from .forward import block_major_forward, query_major_forward
 from .plan import BlockPlan, build_plan, plan_sizes
-
-
-def shape_of(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, index: torch.Tensor, block_size: int
-) -> BlockShape:
-    return BlockShape(
-        n=q.shape[0] * q.shape[1],
-        hq=q.shape[2],
-        h=k.shape[2],
-        s=index.shape[3],
-        d=q.shape[3],
-        dv=v.shape[3],
-        block_size=block_size,
-        dtype=q.dtype,
-        device=q.device,
-    )
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +40,7 @@ def run_plan(
     block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     plan = build_plan(block_indices, cu_seqlens, block_size, chunk, cleared=True)
-    return plan.entries, plan.places, plan.first, plan.count, plan.edges
+    return plan.lists
 
 
 def _fake_plan(
@@ -119,7 +103,7 @@ def run_block_major(
     """Return out and lse of the forward with the tensors of a ``BlockPlan``."""
     out, lse = results_of(q, v)
     plan = BlockPlan(entries, places, first, count, edges, block_size)
-    shape = shape_of(q, k, v, places.view(*k.shape[:3], -1), block_size)
+    shape = shape_of(q, k, v, places.shape[2], block_size)
     block_major_forward(
         _flat(q),
         _flat(k),
@@ -152,7 +136,7 @@ def _launch_backward(
     workspace_bytes: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     plan = BlockPlan(entries, places, first, count, edges, block_size)
-    shape = shape_of(q, k, v, places.view(*k.shape[:3], -1), block_size)
+    shape = shape_of(q, k, v, places.shape[2], block_size)
     dq, dk, dv = block_major_backward(
         _flat(q),
         _flat(k),

@@ -59,6 +59,12 @@ class BlockPlan:
     block_size: int
 
     @property
+    def lists(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.entries, self.places, self.first, self.count, self.edges
+
+    @property
     def chunk(self) -> int:
         return self.entries.shape[2] // self.places.shape[2]
 
