@@ -30,8 +30,8 @@ def value_columns(d: int, dv: int, itemsize: int) -> int:
     """Return the columns of a tile of values in the forward pass: ``dv``, and masked ones.
 
     A row of 16-bit values gets at least as many bytes as a row of keys, up to 128, so that both
-    have the same layout in shared memory. With two layouts, if rows are at odd addresses and copies
-    so not asynchronous, ptxas 12.8 takes the address of values from a register never written.
+    have the same layout in shared memory. With two layouts, and rows at odd addresses, which are
+    not copied asynchronously, ptxas 12.8 takes the address of values from an unwritten register.
     """
     columns = next_power_of_2(dv)
     return max(columns, min(next_power_of_2(d), 64)) if itemsize == 2 else columns
@@ -45,7 +45,7 @@ def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
 
 
 def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) -> Tiles:
-    """Return ``tiles``, shrunk to fit in the shared memory of the device; in float32, fixed ones.
+    """Return ``tiles`` (in float32, 32 by 32), shrunk to fit in the shared memory of the device.
 
     A loop stages keys and keeps queries, or with ``stage_queries`` the reverse.
     """

@@ -199,7 +199,7 @@ def _backward_queries(shape: BlockShape) -> int:
 
 
 def backward_config(shape: BlockShape) -> BlockConfig:
-    """Return the launch of the backward, whose items are longer in large calls, to write less."""
+    """Return the launch of the backward. In large calls, long items write dK and dV less often."""
     warps = 8 if max(shape.d, shape.dv) > 128 else 4
     return BlockConfig(
         _tile_rows(shape, "backward", _backward_bytes), _backward_queries(shape), warps, None

@@ -143,7 +143,7 @@ def copy(
     GATED: gl.constexpr,
     BOXED: gl.constexpr,
 ):
-    """Copy tiles. If BOXED, token t of the chunk is at row ``q_row + t * q_st`` of q; so for g."""
+    """Copy tiles. If BOXED, token t of the chunk begins at row ``q_row + t * q_st`` of q."""
     TOKENS: gl.constexpr = ROWS // G
     line = line_tokens(entries_ptr, 0, n, G)
     if BOXED:
