@@ -118,8 +118,8 @@ REFUSALS = (
     ),
     Refusal(
         "RuntimeError",
-        "{op}: torch.func cannot transform it; use torch.autograd for gradients, and the batch of "
-        "its arguments instead of vmap",
+        "{op}: torch.func cannot transform it; for gradients use torch.autograd, and instead of "
+        "vmap pass arguments with a batch dimension",
         conditions=("torch.func",),
     ),
     Refusal(

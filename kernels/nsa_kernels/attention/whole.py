@@ -1,6 +1,6 @@
 """``nsa_attention``: the three branches and their gated sum, prefill and training.
 
-The layer calls ``attend_whole`` if its compression is not the mean, or with a cache.
+The layer calls ``attend_whole`` if it compresses by an MLP, or for a chunk after cached tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``selection_attention``: the one call a model makes, and the custom operator behind it.
 
 In eager mode the launcher is called directly, since torch's dispatcher is slow. Under
-torch.compile the call becomes the operator ``nsa_kernels::selection_attention``, which chooses
-kernel or fallback when it runs.
+torch.compile a call without a gradient becomes the operator ``nsa_kernels::selection_attention``,
+which chooses kernel or fallback when it runs. With a gradient, the choice is made in the trace.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def blocks(*tensors: torch.Tensor, sm_scale: float, block_size: int) -> torch.Te
     directions=("forward",),
 )
 def blocks_query_major(*tensors: torch.Tensor, sm_scale: float, block_size: int) -> torch.Tensor:
-    """Give each program one query, and read every block that it chose."""
+    """Give each program one query and key head, and read every block that these chose."""
     five = tensors if len(tensors) == 5 else (*tensors, None)
     return torch.ops.nsa_kernels.block_query_major(*five, int(block_size), sm_scale)[0]
 
@@ -184,7 +184,7 @@ def compressed(
 def compressed_with_scores(
     *tensors: torch.Tensor, block: int, stride: int, sm_scale: float, max_seqlen: int
 ) -> torch.Tensor:
-    """Also compute the block scores that selection needs. No baseline does that."""
+    """Compute `band`, and also the block scores that selection needs. No baseline does that."""
     if len(tensors) > 3:
         raise Unsupported("block scores cannot be computed for packed sequences")
     sizes = {"block": block, "stride": stride}
@@ -248,7 +248,7 @@ def _step_reads(*tensors: torch.Tensor, sizes: DecodeSizes, sm_scale: float) -> 
 def decode_compressed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """Run the kernel for rows on the compressed keys in place."""
+    """Run `selection_rows` on the compressed keys in place."""
     return nsa_kernels.decode_compressed(q, k, v, sm_scale=sm_scale)[0]
 
 
@@ -256,14 +256,14 @@ def decode_compressed(
     op="decode_selected", name="nsa_decode", compiled_by="triton", config=_selected_reads
 )
 def decode_selected(*tensors: torch.Tensor, block_size: int, sm_scale: float) -> torch.Tensor:
-    """Run the kernel for spans on the cache in place."""
+    """Run `selection_ranges` on the cache in place."""
     most = tensors[3].shape[2] * block_size
     return nsa_kernels.decode_selected(*tensors, selected_len=most, sm_scale=sm_scale)[0]
 
 
 @implementation(op="decode_window", name="nsa_decode", compiled_by="triton", config=_window_reads)
 def decode_window(*tensors: torch.Tensor, window: int, sm_scale: float) -> torch.Tensor:
-    """Run the kernel for rows on the end of the cache in place."""
+    """Run `selection_rows` on the end of the cache in place."""
     return nsa_kernels.decode_window(*tensors, window=window, sm_scale=sm_scale)[0]
 
 
@@ -271,13 +271,13 @@ def decode_window(*tensors: torch.Tensor, window: int, sm_scale: float) -> torch
 def decode_dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """Run the kernel for rows on the whole cache."""
+    """Run `selection_rows` on the whole cache."""
     return nsa_kernels.decode_window(q, k, v, window=k.shape[2], sm_scale=sm_scale)[0]
 
 
 @implementation(op="decode_step", name="nsa_decode", compiled_by="triton", config=_step_reads)
 def decode_step(*tensors: torch.Tensor, sizes: DecodeSizes, sm_scale: float) -> torch.Tensor:
-    """Run the kernels for rows and spans on the caches in place, and select on the device."""
+    """Run all branches on the caches in place, and select blocks on the device."""
     return nsa_kernels.decode_step(*tensors, **asdict(sizes), sm_scale=sm_scale)
 
 

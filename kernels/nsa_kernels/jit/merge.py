@@ -7,8 +7,8 @@ from .compat import narrow, tl, triton, wait_for_last_launch
 from .tiles import natural
 
 NOT_THERE = tl.constexpr(-1.0e30)
-"""The log2 logit of a key whose page is not in the pool. It is finite, since all keys of a tile may
-be absent."""
+"""The log2 logit of an absent key, whose page is not in the pool. If all keys of a tile are absent,
+-inf would give NaN."""
 
 
 @triton.jit

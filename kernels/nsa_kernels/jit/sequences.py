@@ -1,4 +1,4 @@
-"""Find the packed sequence of a token, and how many keys of a cache entry there are."""
+"""Find the packed sequence of a token, or how many tokens and keys a cache entry has."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MAX_HEADS = (1 << 15) - 1
 """The most heads. The second axis of a CUDA grid takes 65,535 programs, and some launches need two
 programs for each head: for its keys and for its values."""
 MAX_TOKENS = 1 << 30
-"""The most tokens, so that sums of positions in kernels fit in int32."""
+"""Caches and sequences have fewer tokens, so that sums of positions in kernels fit in int32."""
 MAX_BLOCKS = 1 << 16
 """The most selection blocks of a context."""
 
@@ -75,8 +75,8 @@ def check_transforms(op: str, *inputs: torch.Tensor) -> None:
         torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs
     ):
         raise RuntimeError(
-            f"{op}: torch.func cannot transform it; use torch.autograd for gradients, and the "
-            "batch of its arguments instead of vmap"
+            f"{op}: torch.func cannot transform it; for gradients use torch.autograd, and instead "
+            "of vmap pass arguments with a batch dimension"
         )
 
 
@@ -94,7 +94,7 @@ def check_device(op: str, x: torch.Tensor) -> None:
     if device != "cuda" and not (CPU_ALLOWED and device == "cpu"):
         raise ValueError(
             f"{op}: needs CUDA tensors, got {x.device}; "
-            "set TRITON_INTERPRET=1 before triton is imported to run on the CPU"
+            "to run on the CPU, set TRITON_INTERPRET=1 before triton is imported"
         )
 
 
@@ -110,7 +110,7 @@ def check_no_backward(op: str, *inputs: torch.Tensor) -> None:
 
 
 def check_no_config(op: str, config: object) -> None:
-    """Raise ValueError if a config is given to a call by an operator, which cannot take one."""
+    """Raise ValueError if a config is given to a call that goes through an operator of torch."""
     require(
         config is None,
         f"{op}: leave config out under torch.compile and if an input requires a gradient",
@@ -198,7 +198,7 @@ def check_block_table(
 
 
 def check_room(op: str, tokens: int) -> None:
-    """Raise ValueError unless kernels can count ``tokens``, the room of a cache."""
+    """Raise ValueError unless ``tokens``, the capacity of a cache, is in 1..MAX_TOKENS - 1."""
     require(
         1 <= tokens < MAX_TOKENS,
         f"{op}: a cache has room for 1 to {MAX_TOKENS - 1} tokens; got {tokens}",

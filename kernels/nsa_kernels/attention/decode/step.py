@@ -7,9 +7,9 @@
 5. merge the shares of the three branches, and add up the gated sum.
 
 On sm_90 and later, launches 3 to 5 start their programs while the launch before still runs, and so
-does launch 2 if it has few programs. If logits would take more bytes than keys, launch 1 is
-``selection_rows`` with its own merge, and launch 2 reads the keys again. If a row has more than 64
-spans, ``disjoint_spans`` runs between launches 3 and 4.
+does launch 2 if it has few programs. If storing and loading logits would take more bytes than the
+keys, launch 1 stores none and a merge follows it, and launch 2 reads the keys again. If a row has
+more than 64 spans, ``disjoint_spans`` runs between launches 3 and 4.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def decode_spans_config(
 ) -> Config:
     """Return the configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
 
-    Rows are split so that there are two programs for each multiprocessor. If there are too many
-    rows for that, each row is split in three. If these rows were not split, the short rows of
-    windows would end early, and the long rows of selections would run on alone.
+    Rows are split into two programs for each multiprocessor, or in three each if they are too many
+    for that. A split has at least 128 keys of the longest row. Unsplit, the short rows of windows
+    would end early, and the long rows of selections would run on alone.
     """
     limits = device_limits(device)
     share = 2 * limits.processors // (rows * cdiv(h, 64))

@@ -171,7 +171,7 @@ def _differentiate(
     if d_out is None:  # the output got no gradient
         return (None,) * 11
     q, k, v, out, lse, *lists = ctx.saved_tensors
-    # ``out.sum()`` has an expanded gradient. Copy it here: a copy in a launch prevents replays.
+    # The gradient of ``out.sum()`` is expanded. A copy within the launch would prevent replays.
     gradients = backward(q, k, v, out, lse, d_out.contiguous(), *lists, *ctx.options)
     return (*gradients, *[None] * 8)
 

@@ -1,9 +1,9 @@
 """``selection_ranges``: any spans of a shared K/V, read in place.
 
-A row's spans are made disjoint in registers: each span starts where the spans before it end. Their
-keys are numbered 0..total - 1 without gaps. A tile takes the next ``block_l`` numbers, which may be
-in several spans, and turns them into key positions. So short spans waste no part of a tile,
-overlaps count once, and no packed copy of the keys is made. See docs/explanation/kernels/spans.md.
+A row's spans are made disjoint in registers (over 64 spans, by torch): each starts where the spans
+before it end. Their keys are numbered 0..total - 1 without gaps. A tile takes the next ``block_l``
+numbers, which may be in several spans, and turns them into key positions. So short spans waste no
+part of a tile, overlaps count once, and no keys are packed. See docs/explanation/kernels/spans.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def selection_ranges(
     Raises:
         TypeError: dtypes are unsupported or mixed, or ranges is not int32 or int64.
         ValueError: shapes do not fit together, head dims are outside 16..256, a device is wrong, or
-            the config is of another shape.
+            the config is for other shapes.
     """
     check_qkv("selection_ranges", q, k, v)
     check_scale("selection_ranges", sm_scale)
@@ -96,7 +96,7 @@ def _differentiate(
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("selection_ranges")
     *inputs, out, lse = ctx.saved_tensors
-    # ``out.sum()`` has an expanded gradient. Copy it here: a copy in a launch prevents replays.
+    # The gradient of ``out.sum()`` is expanded. A copy within the launch would prevent replays.
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()

@@ -1,8 +1,8 @@
 """``selection_rows``: one span of keys per row, which the row's heads share.
 
-``rows_group_kernel`` takes all heads of a row in one program, so each key is read once for all
-heads. If there are too few rows to fill the device, the span is split into shares, one for each
-program, and a second launch merges them. See docs/explanation/kernels/rows.md.
+``rows_group_kernel`` takes up to 64 heads of a row (16 in float32) in one program, so each key is
+read once for these. If there are too few rows to fill the device, the span is split into shares,
+one for each program, and a second launch merges them. See docs/explanation/kernels/rows.md.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def selection_rows(
     Raises:
         TypeError: dtypes are unsupported or mixed.
         ValueError: shapes do not fit together, head dims are outside 16..256, a device is wrong, an
-            input requires a gradient, or the config is of another shape.
+            input requires a gradient, or the config is for other shapes.
     """
     if traced(q):
         check_no_config("selection_rows", config)

@@ -33,7 +33,7 @@ from .config import varlen_config
 from .kernels import varlen_kernel
 
 ROWS_A_BLOCK = 1024
-"""How many rows each of the two steps of the search for a row compares."""
+"""The search for a row compares every 1,024th row, and then the rows between two of these."""
 
 
 def selection_varlen(
@@ -68,7 +68,7 @@ def selection_varlen(
     Raises:
         TypeError: dtypes are unsupported or mixed, or cu_seqlens is not int32.
         ValueError: shapes do not fit together, head dims are outside 16..256, a device is wrong, an
-            input requires a gradient, or the config is of another shape.
+            input requires a gradient, or the config is for other shapes.
     """
     if not traced(q):
         return _launch(q, k, v, cu_seqlens, sm_scale, max_seqlen, config)
