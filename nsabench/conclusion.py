@@ -34,7 +34,7 @@ def prepare() -> Signer | None:
     return signer
 
 
-def resume(
+def reopen(
     path: Path,
     view: View,
     *,

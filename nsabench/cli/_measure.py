@@ -37,7 +37,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
                 planner.refuse_long(plan)
         with shown as progress:
             if asked.resume is not None:
-                return conclusion.resume(asked.resume, progress, plan=plan, signer=signer, fit=fit)
+                return conclusion.reopen(asked.resume, progress, plan=plan, signer=signer, fit=fit)
             assert plan is not None
             return run.start(plan, asked.out, progress, signer=signer, fit=fit)
     except Interrupted as interrupted:

@@ -74,7 +74,7 @@ def _compare_with_baselines(
     for regime in Regime:
         is_timed = case[0].regime is regime or any(r.timed_in(regime) is not None for r in case)
         if record.role is Role.CANDIDATE and is_timed:
-            yield _decide_candidate(record, case, findings, regime)
+            yield _judge_candidate(record, case, findings, regime)
         elif (timed := record.compared(regime)) is not None:
             yield timed
 
@@ -110,7 +110,7 @@ def _measure_ratio(best: Record, record: Record, regime: Regime) -> Ratio:
     return ratio.widened(clock_spread([record.conditions]))
 
 
-def _decide_candidate(
+def _judge_candidate(
     record: Record, case: Sequence[Record], findings: Sequence[Finding], regime: Regime
 ) -> Comparison:
     timed = record.comparison(regime)

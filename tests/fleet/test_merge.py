@@ -151,7 +151,7 @@ def test_a_merged_run_is_not_begun_anew(_merged, tmp_path, is_signed):
     other = Plan.read(out / "plan.json").model_copy(update={"margin": 9.0})
     nobody = None  # looks on, and would see nothing
     with pytest.raises(UsageError, match="margin differ"):
-        conclusion.resume(out, nobody, plan=other)
+        conclusion.reopen(out, nobody, plan=other)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 

@@ -288,8 +288,8 @@ def test_a_run_of_another_machine_is_set_aside_where_its_plan_is_asked_for(
         run, "start", lambda plan, out, *_, **__: started.append((plan.run_id, out))
     )
     with pytest.raises(BegunElsewhere):
-        conclusion.resume(folder, Silent(), signer=ME)
-    conclusion.resume(folder, Silent(), plan=plan, signer=ME)
+        conclusion.reopen(folder, Silent(), signer=ME)
+    conclusion.reopen(folder, Silent(), plan=plan, signer=ME)
     assert started == [(plan.run_id, folder)] and not folder.exists()
     assert Plan.read(tmp_path / f"run.{before.run_id}" / "plan.json") == before
 
@@ -343,7 +343,7 @@ def test_a_log_that_is_a_link_is_not_cut(tmp_path, mine):
     (folder / "log.jsonl").unlink()
     (folder / "log.jsonl").symlink_to(mine)
     for go_on in (
-        lambda: conclusion.resume(folder, Silent(), signer=ME),
+        lambda: conclusion.reopen(folder, Silent(), signer=ME),
         lambda: LogFile(folder / "log.jsonl"),
     ):
         with pytest.raises(NsabenchError, match="is a link"):
@@ -366,7 +366,7 @@ def test_nobody_goes_on_with_a_folder_that_holds_a_link(tmp_path, mine, name):
         link.rename(tmp_path / "logs_before")
     link.symlink_to(tmp_path if name == "logs" else mine)
     with pytest.raises(VerificationFailed, match=f"{name} is a link, and a run holds none"):
-        conclusion.resume(folder, Silent(), signer=ME)
+        conclusion.reopen(folder, Silent(), signer=ME)
     assert mine.read_bytes() == SECRET
 
 
@@ -425,7 +425,7 @@ def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path, measured):
             log.sign_as(STRANGER)
             log.append(session.model_copy(update={"plan_sha256": plan.sha256}))
     with pytest.raises(NsabenchError, match=r"log\.jsonl") as refused:
-        conclusion.resume(folder, Silent(), signer=ME)
+        conclusion.reopen(folder, Silent(), signer=ME)
     assert "start" in refused.value.remedy
     assert not (tmp_path / "trace").exists()
 
