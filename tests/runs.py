@@ -18,7 +18,7 @@ from nsabench.model.description import Described
 from nsabench.model.job import Death
 from nsabench.model.log import Begun, Ended, Log, Observed, WriterSession
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Observation, Samples
-from nsabench.model.plan import ImplementationInfo, LibraryRelease, Plan, PlannedCase
+from nsabench.model.plan import WHOLE, ImplementationInfo, LibraryRelease, Plan, PlannedCase
 from nsabench.model.record import Comparison, Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
@@ -33,7 +33,7 @@ from nsabench.model.vocabulary import (
     Runs,
     Status,
 )
-from nsabench.planning.shards import ALL, canary, share
+from nsabench.planning.shards import canary, share
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import make_job
@@ -82,7 +82,7 @@ class Made:
     implementations: tuple[str, ...] = ("mine",)
     flex_ms: Callable[[int], float] | None = None  # of one more baseline, by length
     flex_kind: Kind | None = None
-    shard: str = "1/1"
+    shard: str = WHOLE
     margin: float = MARGIN
     source: str = "x"  # of the candidates
     kind: Kind | None = None  # of the baselines
@@ -135,7 +135,7 @@ def make_plan(made):
     ]
     names = tuple(i.name for i in infos)
     planned = [PlannedCase(id=case.id, case=case, implementations=names) for case in cases]
-    is_whole = made.shard == ALL
+    is_whole = made.shard == WHOLE
     return Plan(
         run_id=made.run_id,
         created=made.created,

@@ -5,6 +5,7 @@ from nsabench.cli._options import Measuring
 from nsabench.cli._say import say_document
 from nsabench.cli._trust import refuse_inside
 from nsabench.errors import Interrupted, UsageError
+from nsabench.machine.doctor.gpu import choose_device
 from nsabench.machine.environment.collect import memory_of
 from nsabench.model.plan import Plan
 from nsabench.output import ci, result, terminal
@@ -61,7 +62,7 @@ def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
 
 
 def make_plan(asked: Measuring) -> Plan:
-    device = planner.choose_device(asked.device)
+    device = choose_device(asked.device)
     return planner.make_plan(
         asked.matrices,
         device,

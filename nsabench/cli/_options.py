@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from nsabench import ops
 from nsabench.errors import UsageError
+from nsabench.model.plan import WHOLE
 from nsabench.model.vocabulary import MARGIN
-from nsabench.planning.shards import ALL
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -46,7 +45,7 @@ kernels = click.option(
 )
 shard = click.option(
     "--shard",
-    default=ALL,
+    default=WHOLE,
     metavar="i/n",
     help="The i-th of n parts of the plan. Cases that differ only in length stay together.",
 )
@@ -114,6 +113,8 @@ junit = click.option(
 def _load_op(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     if value is None:
         return None
+    from nsabench import ops  # its imports would slow down --help
+
     ops.load_file(value.absolute())
     return value.absolute()
 
@@ -143,7 +144,7 @@ class Measuring:
     resume: Path | None = None
     kernels: Path | None = None
     ops_file: Path | None = None
-    shard: str = ALL
+    shard: str = WHOLE
     margin: float = MARGIN
     where: tuple[str, ...] = ()
     only: tuple[str, ...] = ()

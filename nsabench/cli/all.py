@@ -17,7 +17,7 @@ from nsabench.files import refuse_filled
 from nsabench.fleet import devices
 from nsabench.fleet.devices import Place
 from nsabench.fleet.merge import merge
-from nsabench.planning.shards import ALL
+from nsabench.model.plan import WHOLE
 from nsabench.signing import load_signer
 
 
@@ -48,7 +48,7 @@ def _measure_on(asked: Measuring, given: str) -> int | None:
 
     Returns None for a single GPU: this process then measures on it, without shards.
     """
-    if asked.resume is not None or asked.shard != ALL or asked.device == "cpu":
+    if asked.resume is not None or asked.shard != WHOLE or asked.device == "cpu":
         raise UsageError(
             "--gpus makes shards, and takes no --resume, --shard or --device cpu",
             "leave them out; the same command with --out continues its shards.",

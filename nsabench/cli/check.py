@@ -10,12 +10,12 @@ from nsabench.cli import _help, _options, _watch
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say, say_document
 from nsabench.errors import NsabenchError, UsageError
+from nsabench.machine.doctor.gpu import choose_device
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.output import check as shown
 from nsabench.output import terminal
 from nsabench.output.result import NOT_TRIED
 from nsabench.output.standing import DECLINED
-from nsabench.running import planner
 
 
 @_help.command("check")
@@ -73,7 +73,7 @@ def command(
             own_ops = asked.ops_file.absolute() if asked.ops_file is not None else None
             if own_ops is not None:
                 ops.load_file(own_ops)
-            device = planner.choose_device(asked.device)
+            device = choose_device(asked.device)
             request = CheckRequest(
                 file=file.absolute(),
                 device=device,

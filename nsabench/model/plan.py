@@ -22,6 +22,7 @@ from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Kind, Mode, Role, Runs
 
 Device = Literal["cuda", "cpu"]
+WHOLE = "1/1"  # the shard that is the whole plan
 # A run id becomes part of paths and links.
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,99}$")]
 
@@ -118,7 +119,7 @@ class Plan(Frozen):
     ops: str = ""  # absolute path of the file with the user's op
     ops_sha256: str = ""
     sources: dict[str, str] = Field(default={})  # by `Source`, the sha256 of its files
-    shard: str = "1/1"
+    shard: str = WHOLE
     entropy: str = Field(default_factory=lambda: token_hex(16))  # secret; seeds come from it
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # ratios near it are confirmed
     sandboxed: bool = True  # False: the user switched the sandbox off

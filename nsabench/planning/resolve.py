@@ -12,7 +12,7 @@ from secrets import token_hex
 from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, FixedCount
-from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import WHOLE, Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix, shards
 from nsabench.planning.matrix import LoadedMatrix
@@ -47,7 +47,7 @@ def resolve(
     kernels: Path | None = None,
     ops_file: Path | None = None,
     sources: Mapping[str, str] | None = None,
-    shard: str = "1/1",
+    shard: str = WHOLE,
     margin: float = MARGIN,
     sandboxed: bool = True,
     brief: bool = False,
@@ -70,7 +70,7 @@ def resolve(
         # A brief run gives no verdict on times, so only the controls of parity are needed.
         implementations = [i for i in implementations if i.caught_by in ("", "parity")]
     cases = _with_controls(shards.share(whole, shard), implementations)
-    is_whole = shard == shards.ALL
+    is_whole = shard == WHOLE
     canary = None if is_whole else shards.canary(whole, implementations, device)
     measured = cases if canary is None else [*cases, canary]
     used = {(c.case.op, name) for c in measured for name in c.implementations}

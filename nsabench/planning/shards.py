@@ -12,7 +12,6 @@ from nsabench.model.case import FixedCount
 from nsabench.model.plan import Device, ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
 
-ALL = "1/1"
 # Seconds before the samples of an implementation, for parity and so on, without compilation.
 SET_UP_S = {"cuda": 0.05, "cpu": 0.8}
 CPU_CALL_S, CPU_FLOP_S = 0.02, 1e10  # least time of a call; the rate of a few cores in long calls

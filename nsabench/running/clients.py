@@ -128,6 +128,7 @@ class WorkerClient:
     run_folder: Path | None = None
     sandboxed: bool = True
     is_clean: bool = False  # whether the worker imports no candidate
+    is_forked: bool = True  # from a template, which imports more than a description needs
     mailbox: int | None = None  # the descriptor of the memory for outputs
     on_step: Callable[[Step], None] = lambda step: None
 
@@ -176,8 +177,8 @@ class WorkerClient:
             options += ["--sources", json.dumps(self.sources)]
         if self.sandboxed:
             options += ["--sandbox", self.scratch.next_sandbox().model_dump_json()]
-        environment = make_environment(self.device)
-        return Program("nsabench.worker", options, environment, mailbox=self.mailbox)
+        env, forked = make_environment(self.device), self.is_forked
+        return Program("nsabench.worker", options, env, mailbox=self.mailbox, is_forked=forked)
 
     def discover(self) -> list[ImplementationInfo]:
         """Return all implementations. Raises `UsageError` if they cannot be imported."""

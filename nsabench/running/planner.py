@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,11 +11,7 @@ from rich.filesize import decimal
 
 from nsabench import labels, ops, registry
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.machine.doctor.gpu import explain_unusable
-from nsabench.machine.environment import nvml
-from nsabench.machine.environment.gpu import read_driver
-from nsabench.machine.environment.provenance import read_container
-from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import WHOLE, Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import resolve
@@ -27,29 +22,11 @@ from nsabench.sources import digest_of
 from nsabench.verdicts import tables
 
 
-def choose_device(requested: str) -> Device:
-    """Return the device to measure on.
-
-    Raises `EnvironmentRefused` for "auto" on a host with a GPU that cannot be used.
-    """
-    if requested == "cuda" or requested == "cpu":
-        return requested  # type: ignore[return-value]
-    if nvml.Device.list_all():
-        return "cuda"
-    unusable = explain_unusable(read_driver(), read_container(os.environ, {}).shut_in)
-    if unusable is not None:
-        raise EnvironmentRefused(
-            unusable.what.removesuffix("."),
-            f"{unusable.remedy} To measure on the CPU instead: `--device cpu`.",
-        )
-    return "cpu"
-
-
 def make_plan(
     matrices: Sequence[str],
     device: Device,
     kernels: Path | None,
-    shard: str = "1/1",
+    shard: str = WHOLE,
     ops_file: Path | None = None,
     margin: float = MARGIN,
     *,

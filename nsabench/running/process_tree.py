@@ -57,6 +57,7 @@ class Program:
     environment: Mapping[str, str]
     replies: TypeAdapter[Any] = REPLY
     mailbox: int | None = None
+    is_forked: bool = True  # from a warm template, if possible
 
 
 def make_environment(device: Device) -> dict[str, str]:
@@ -204,7 +205,7 @@ _hopeless: set[frozenset[tuple[str, str]]] = set()
 def _fork(program: Program, options: Sequence[str]) -> ForkedProcess:
     """Fork a process. Raises `NoTemplate` if no template starts or two end, and in later calls."""
     key = frozenset(program.environment.items())
-    if key in _hopeless:
+    if key in _hopeless or not program.is_forked:
         raise NoTemplate("it ended at every request")
     template = _templates.pop(key, None)
     for _ in range(2):

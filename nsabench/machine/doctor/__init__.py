@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Group
 from rich.text import Text
 
 from nsabench.errors import EnvironmentRefused
@@ -49,22 +48,13 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProb
     return problems
 
 
-def render(environment: Environment, problems: list[MachineProblem]) -> Group:
-    return Group(*describe(environment), "", *describe_problems(problems))
-
-
-def describe(environment: Environment, without: Collection[str] = ()) -> list[Text]:
-    lines = [part for part in summarise(environment, environment.gpus) if part[1]]
+def describe(environment: Environment, *, torch: bool | None = None) -> list[Text]:
+    """Return the labelled lines of a machine. torch: only those that do, or do not, need torch."""
     return [
         Text.assemble((f"{label:{LABEL_WIDTH}}", "dim"), " ", line)
-        for label, line in lines
-        if label not in without
+        for label, line in summarise(environment, environment.gpus)
+        if line and torch in (None, label.startswith(NEED_TORCH))
     ]
-
-
-def find_labels_without_torch(environment: Environment) -> set[str]:
-    lines = summarise(environment, ())
-    return {label for label, line in lines if line and label not in NEED_TORCH}
 
 
 def describe_problems(problems: list[MachineProblem]) -> Iterator[Text]:

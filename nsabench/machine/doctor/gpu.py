@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from nsabench.errors import EnvironmentRefused
 from nsabench.machine.doctor.problem import MachineProblem, Severity, error, note, warning
+from nsabench.machine.environment import nvml
+from nsabench.machine.environment.gpu import read_driver
 from nsabench.machine.environment.model import Driver, Environment, Gpu
-from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
+from nsabench.machine.environment.provenance import read_container
+from nsabench.model.plan import Device
 
 # A pattern for CUDA's message, the code of the problem, what is wrong, and what to do.
 _CUDA_ERRORS = (
@@ -125,6 +130,24 @@ def explain_unusable(driver: Driver, shut_in: bool) -> MachineProblem | None:
     )
 
 
+def choose_device(requested: str) -> Device:
+    """Return the device to measure on.
+
+    Raises `EnvironmentRefused` for "auto" on a host with a GPU that cannot be used.
+    """
+    if requested == "cuda" or requested == "cpu":
+        return requested  # type: ignore[return-value]
+    if nvml.Device.list_all():
+        return "cuda"
+    unusable = explain_unusable(read_driver(), read_container(os.environ, {}).shut_in)
+    if unusable is not None:
+        raise EnvironmentRefused(
+            unusable.what.removesuffix("."),
+            f"{unusable.remedy} To measure on the CPU instead: `--device cpu`.",
+        )
+    return "cpu"
+
+
 def _check_version(environment: Environment) -> Iterator[MachineProblem]:
     software = environment.software
     installed, cuda = environment.driver.version, software.torch_cuda
@@ -216,7 +239,7 @@ def _examine_use(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
 
 
 def _examine_clocks(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
-    reasons = [reason for reason in gpu.clock_event_reasons if reason in THROTTLING]
+    reasons = [reason for reason in gpu.clock_event_reasons if reason in nvml.THROTTLING]
     if reasons:
         yield warning(
             "gpu_throttled",

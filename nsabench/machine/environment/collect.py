@@ -9,6 +9,7 @@ import shutil
 import sysconfig
 import tempfile
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
     )
 
 
+@cache
 def list_distributions() -> dict[str, str]:
     """Return the version of each distribution: of the imported one, if two have one name."""
     versions: dict[str, str] = {}

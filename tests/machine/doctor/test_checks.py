@@ -10,8 +10,8 @@ import pytest
 
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.doctor import MachineProblem, Severity, examine, refuse_unfit
+from nsabench.machine.doctor.gpu import choose_device
 from nsabench.machine.environment.model import Cgroup, Driver, Environment
-from nsabench.running.planner import choose_device
 from tests.machine.doctor.conftest import set_free_disk
 
 Change = Callable[..., Environment]
@@ -401,7 +401,7 @@ def test_a_host_whose_gpu_cannot_be_used_is_not_measured_on_its_cpu(
     """It was, with exit code 0. Asking for the CPU still measures there."""
     monkeypatch.setattr("nsabench.machine.environment.nvml.Device.list_all", list)
     driver = Driver()
-    monkeypatch.setattr("nsabench.running.planner.read_driver", lambda: driver)
+    monkeypatch.setattr("nsabench.machine.doctor.gpu.read_driver", lambda: driver)
     assert choose_device("auto") == "cpu"
     driver = Driver(nvml_failure="Unknown Error", kernel_module="550.1", pci_devices=1)
     with pytest.raises(EnvironmentRefused, match=r"does not answer|does not see it") as refused:

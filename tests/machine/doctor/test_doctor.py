@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from nsabench.machine.doctor import Severity, examine, render
+from nsabench.machine.doctor import Severity, describe, describe_problems, examine
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.model import Environment
 
@@ -19,7 +22,8 @@ Change = Callable[..., Environment]
 
 def text_of(environment: Environment, results: Path) -> str:
     console = Console(file=io.StringIO(), width=100)
-    console.print(render(environment, examine(environment, results=results)))
+    problems = describe_problems(examine(environment, results=results))
+    console.print(*describe(environment), *problems, sep="\n")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -83,3 +87,32 @@ def test_a_place_that_cannot_be_written(
     (tmp_path / "here").mkdir()
     [problem] = examine(healthy, results=tmp_path / place)
     assert problem.code == "unwritable"
+
+
+def test_torch_is_imported_beside_everything_else(tmp_path):
+    """The process that imports torch starts first, and each distribution is read once."""
+    (tmp_path / "doctor.py").write_text(
+        """
+import json, sys
+events = {"before the worker": [], "distributions": []}
+def listen(event, arguments):
+    if event == "subprocess.Popen" and "nsabench.worker" in arguments[1]:
+        events["before the worker"] = [*{"numpy", "pyarrow"}.intersection(sys.modules)]
+    elif event == "open" and str(arguments[0]).endswith("METADATA"):
+        events["distributions"].append(str(arguments[0]))
+sys.addaudithook(listen)
+sys.argv = ["nsabench", "doctor", "--device", "cpu", "--json"]
+from nsabench.cli import main
+try:
+    main()
+finally:
+    print(json.dumps(events), file=sys.stderr)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "doctor.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    events = json.loads(done.stderr)
+    assert events["before the worker"] == []
+    [_] = [path for path in events["distributions"] if "/pytest-" in path]
+    assert json.loads(done.stdout)["environment"]["software"]["python"]

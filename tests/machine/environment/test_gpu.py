@@ -8,10 +8,10 @@ import pytest
 
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.doctor import Severity, examine
+from nsabench.machine.doctor.gpu import choose_device
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.gpu import read_driver, read_gpus
 from nsabench.model.description import DescribedDevice
-from nsabench.running.planner import choose_device
 
 H200 = DescribedDevice(
     type="cuda",
