@@ -21,6 +21,7 @@ from nsabench.fleet.merge import merge
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Verdict
+from nsabench.output import site
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.output.terminal.summary import describe_end
 from nsabench.running.folder import KEPT, RunFolder
@@ -112,6 +113,8 @@ def test_an_archive_counts_a_shard_of_a_merged_run_once(tmp_path, _made, _merged
         archive.add(run)
     [row] = query(archive, sql).to_pylist()
     assert row == {"run_id": Plan.read(_merged / "plan.json").run_id, "n": 16 * 3}
+    page = site.write([archive.store.location], tmp_path / "site")
+    assert [folder.name for folder in (page.parent / "pages").iterdir()] == [row["run_id"]]
 
 
 def test_a_merge_without_a_key_says_how_to_sign(tmp_path, _made, signer):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from nsabench import limits
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive.archive import Archive
-from nsabench.evidence.archive.runs import ArchivedRun
+from nsabench.evidence.archive.runs import ArchivedRun, leave_out_shards
 from nsabench.evidence.archive.store import INSTALL
 from nsabench.evidence.manifest.tables import COLUMNS
 from nsabench.machine.environment.pairs import describe_mismatch
@@ -44,13 +44,11 @@ def query(
 ) -> pa.Table:
     """Return the answer of a query over some runs of an archive (None: all sound runs).
 
-    A shard is left out if a merged run contains it. A column that a run does not have is null for
+    A shard of a merged run is left out. A column that a run does not have is null for
     that run. Raises `UsageError` if the archive is empty, DuckDB refuses the query, or the answer
     takes too much time or memory.
     """
-    runs = archive.runs() if runs is None else runs
-    merged = {shard for run in runs for shard in run.predicate.shards}
-    runs = [run for run in runs if run.predicate.as_shard not in merged]
+    runs = leave_out_shards(archive.runs() if runs is None else runs)
     if not runs:
         raise UsageError(
             f"{archive.store.location} contains no sound run",

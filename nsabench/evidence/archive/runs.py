@@ -1,7 +1,7 @@
 """Describe the runs of an archive, and remember which were verified on this machine."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from pydantic import Field
@@ -30,6 +30,12 @@ class ArchivedRun(Frozen):
 
     def object(self, table: str) -> str:
         return self.prefix + object_name(table, self.digests[table])
+
+
+def leave_out_shards(runs: Sequence[ArchivedRun]) -> list[ArchivedRun]:
+    """Return the runs without the shards that a merged run among them contains."""
+    merged = {shard for run in runs for shard in run.predicate.shards}
+    return [run for run in runs if run.predicate.as_shard not in merged]
 
 
 def object_name(table: str, digest: str) -> str:

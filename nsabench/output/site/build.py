@@ -7,7 +7,7 @@ from urllib.parse import quote
 from nsabench import limits
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.archive import Archive
-from nsabench.evidence.archive.runs import ArchivedRun
+from nsabench.evidence.archive.runs import ArchivedRun, leave_out_shards
 from nsabench.evidence.manifest import MANIFEST, signed_around
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import refuse_filled, write_text
@@ -106,7 +106,7 @@ def gather(
                 f"{place} is not sound: {found.broken[0]}",
                 "repeat `nsabench archive verify` with the same keys.",
             )
-        for run in found.sound:
+        for run in leave_out_shards(found.sound):
             _copy(archive, run, copied)
             runs[run.run_id] = _read(archive, run)
     if not runs:
