@@ -76,7 +76,7 @@ def test_what_nothing_explains_is_at_least_located():
     output[6:, 1] += torch.randn(64, generator=torch.Generator().manual_seed(0))
     found = diagnose(OP, inputs, output)
     assert found.id == "unexplained"
-    assert "dimension 0 (of 8): 6 to 7, dimension 1 (of 4): index 1" in found.mistake
+    assert "dimension 0 (size 8): index 6 to 7, dimension 1 (size 4): index 1" in found.mistake
 
 
 def test_a_mistake_in_a_few_rows_of_many_is_found():
@@ -85,7 +85,7 @@ def test_a_mistake_in_a_few_rows_of_many_is_found():
     output[101:104] = attend(inputs, slice(0, 448))[101:104]
     found = diagnose(OP, inputs, output)
     assert found.id == "first-keys-only"
-    assert "448" in found.mistake and "dimension 0 (of 300): 101 to 103" in found.mistake
+    assert "448" in found.mistake and "dimension 0 (size 300): index 101 to 103" in found.mistake
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -95,7 +95,7 @@ def test_what_is_not_finite_is_located(value):
     output[5:] = value
     found = diagnose(OP, inputs, output)
     assert found.id == "not-finite"
-    assert "768 of 2048" in found.mistake and "dimension 0 (of 8): 5 to 7" in found.mistake
+    assert "768 of 2048" in found.mistake and "dimension 0 (size 8): index 5 to 7" in found.mistake
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])

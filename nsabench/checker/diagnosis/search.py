@@ -104,15 +104,15 @@ def locate_worst(off: Tensor, result: str = "the output") -> Diagnosis:
 
 
 def locate(marked: Tensor) -> str:
-    """Return the extent of the marked elements, such as `dimension 0 (of 100): 64 to 99`."""
+    """Return the extent of the marked elements, such as `dimension 0 (size 9): index 6 to 8`."""
     parts = []
     for axis, size in enumerate(marked.shape):
         others = [other for other in range(marked.dim()) if other != axis]
         marks = torch.nonzero(marked.sum(others) if others else marked).flatten().tolist()
         if marks and len(marks) < size:
-            span = f"index {marks[0]}" if len(marks) == 1 else f"{marks[0]} to {marks[-1]}"
+            span = f"index {marks[0]}" + (f" to {marks[-1]}" if len(marks) > 1 else "")
             gaps = "" if len(marks) == marks[-1] - marks[0] + 1 else f" ({len(marks)} of them)"
-            parts.append(f"dimension {axis} (of {size}): {span}{gaps}")
+            parts.append(f"dimension {axis} (size {size}): {span}{gaps}")
     return ", ".join(parts) or EVERYWHERE
 
 

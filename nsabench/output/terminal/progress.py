@@ -115,7 +115,10 @@ class Progress:
             bar = "━" * filled + "─" * (BAR - filled)
             parts = [f"{bar} {done} of {self._total}", self._estimate_time_left()]
             line = f"{', '.join(filter(None, parts))}  {self._case}  {doing}"
-            self._live.update(Text(line, "cyan", no_wrap=True, overflow="ellipsis"), refresh=True)
+            text = Text(line, "cyan", no_wrap=True)
+            # A terminal may wrap after a character in its last column.
+            text.truncate(self.console.width - 1, overflow="ellipsis")
+            self._live.update(text, refresh=True)
 
     def _estimate_time_left(self) -> str:
         if not self._ran:

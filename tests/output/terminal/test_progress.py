@@ -1,6 +1,7 @@
 """The terminal: a line a case, and one that is redrawn only between timed regions."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -25,11 +26,11 @@ def _plain_environment(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def play(run, *, on_terminal):
+def play(run, *, on_terminal, width=120):
     plan, session = run.plan, run.log.sessions[0]
     states = states_of(plan, run.log, Purpose.MAIN)
     file = io.StringIO()
-    console = Console(file=file, force_terminal=on_terminal, width=120, height=50)
+    console = Console(file=file, force_terminal=on_terminal, width=width, height=50)
     with terminal.Progress(console) as progress:
         assert progress._live is None or progress._live.auto_refresh is False
         progress.run_started(plan, session.described, session.ceilings)
@@ -44,6 +45,12 @@ def test_a_terminal_says_what_runs_now(run):
     text = play(run, on_terminal=True)
     for words in ("warm up quick_one", "━─", " 7 of 8, ", "s left", "[8/8]", "1 crashed, 3 ok"):
         assert words in text
+
+
+def test_the_bar_leaves_the_last_column_of_a_terminal_free(run):
+    drawn = re.split(r"\x1b\[[\d;?]*\w|[\r\n]", play(run, on_terminal=True, width=60))
+    bars = [part for part in drawn if " of 8" in part]
+    assert max(map(len, bars)) == 59
 
 
 @pytest.mark.parametrize("variable", ["CI", "NO_COLOR"])
