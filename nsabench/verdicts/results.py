@@ -56,7 +56,7 @@ class Results:
             if record.caught is Catch.MISSED:
                 lines.append(f"control {where} was not caught by {record.caught_by}")
             elif _has_failed(record):
-                lines.append(f"{where}: {record.status}: {record.reason}")
+                lines.append(f"{where}: {record.status}: {record.diagnosis or record.reason}")
         return lines
 
     @property
