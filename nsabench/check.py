@@ -6,7 +6,7 @@ work, and without a signature. So the results are not verdicts.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
@@ -49,6 +49,7 @@ class CheckRequest:
     only: tuple[str, ...] = ()  # patterns on the names of candidates; empty: all
     ops_file: Path | None = None
     sandboxed: bool = True
+    timeout_s: float = TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -84,24 +85,20 @@ def check_file(
             told.append(step)  # the implementation may get the same status in another case
             on_found(step)
 
-    def start(
-        file: Path | None, imported: Mapping[str, str], mailbox: int | None = None
-    ) -> WorkerClient:
-        return WorkerClient(
-            request.device,
-            file,
-            sources=imported,
-            ops_file=request.ops_file,
-            sandboxed=request.sandboxed,
-            mailbox=mailbox,
-            on_step=on_step,
-        )
-
-    with closing(start(None, planner.without_file(request.file, sources))) as clean:
+    client = WorkerClient(
+        request.device,
+        request.file,
+        sources=sources,
+        ops_file=request.ops_file,
+        sandboxed=request.sandboxed,
+        on_step=on_step,
+    )
+    others = planner.without_file(request.file, sources)
+    with closing(replace(client, kernels=None, sources=others)) as clean:
         installed += clean.discover()
     with (
         closing(CheckerClient(request.device, request.ops_file)) as checker,
-        closing(start(request.file, sources, checker.mailbox)) as worker,
+        closing(replace(client, mailbox=checker.mailbox)) as worker,
     ):
         infos = planner.join_file(request.file, sources, installed, worker.discover())
         tried = plan(request, infos, sources)
@@ -221,7 +218,7 @@ def _plan_cases(request: CheckRequest, op_name: str) -> Iterator[Case]:
             dtype=request.dtype,
             direction=request.direction,
             distribution=op.distributions[0],
-            timeout_s=TIMEOUT_S,
+            timeout_s=request.timeout_s,
             seed=SEED,
             timing=TIMING,
         )

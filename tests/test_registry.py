@@ -105,7 +105,7 @@ def test_a_file_that_is_gone_is_to_be_put_back_where_it_was(tmp_path):
     said = load_in_a_process(kernels, expected)
     assert f"refused: {kernels} cannot be read: No such file" in said
     assert "start a new run" in said
-    assert "give --kernels a file." in load_in_a_process(kernels, None)
+    assert "nsabench init" in load_in_a_process(kernels, None)
 
 
 def test_a_run_may_be_resumed_from_another_folder(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ PANELS = {
         *("where", "only", "op", "shapes", "dtype", "direction", "shard", "candidate", "baseline"),
         *("arch", "triton", "intersection", "kernels", "ops", "ops_file"),
     ),
-    "Measure": ("device", "gpus", "timing", "margin", "band", "jobs"),
+    "Measure": ("device", "gpus", "timing", "timeout", "margin", "band", "jobs"),
     "Resume and shards": ("out", "resume", "shards", "folder"),
     "Output": (
         *("as_json", "as_markdown", "junit", "verbose", "wide", "each", "watch", "derive"),

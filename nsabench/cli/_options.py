@@ -20,6 +20,22 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
+class PythonFile(click.Path):
+    def convert(self, value: Any, *where: Any) -> Path:
+        path = Path(value)
+        is_python = path.suffix == ".py" and not path.is_dir()
+        if not is_python or (self.exists and not path.exists()):
+            raise UsageError(
+                f"{path} {'does not exist' if is_python else 'is not a Python file'}",
+                "give a Python file, as `nsabench init OP FILE.py` writes; a matrix is measured "
+                "by `nsabench all FILE.yaml`.",
+            )
+        return path
+
+
+PYTHON = PythonFile(exists=True)
+
+
 def _refuse_kernels(
     context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -39,7 +55,7 @@ device = click.option(
 )
 kernels = click.option(
     "--kernels",
-    type=PATH,
+    type=PYTHON,
     metavar="FILE.py",
     help="Your file with @nsabench.implementation functions.",
 )
@@ -123,7 +139,7 @@ _own_op = functools.partial(
     click.option,
     "--ops",
     "ops_file",
-    type=PATH,
+    type=PYTHON,
     metavar="FILE.py",
     help="File that defines an op of your own as OP.",
 )

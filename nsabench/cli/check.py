@@ -4,12 +4,11 @@ from pathlib import Path
 
 import click
 
-from nsabench import ops
-from nsabench.check import CheckRequest, check_file, refuse_unusable
+from nsabench.check import TIMEOUT_S, CheckRequest, check_file, refuse_unusable
 from nsabench.cli import _help, _options, _watch
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say, say_document
-from nsabench.errors import NsabenchError, UsageError
+from nsabench.errors import NsabenchError
 from nsabench.machine.doctor.gpu import choose_device
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.output import check as shown
@@ -19,7 +18,7 @@ from nsabench.output.standing import DECLINED
 
 
 @_help.command("check")
-@click.argument("file", type=_options.PATH, metavar="FILE.py")
+@click.argument("file", type=_options.PythonFile(), metavar="FILE.py")
 @click.option("--op", default="", metavar="NAME", help="Op to check, if the file has several.")
 @click.option(
     "--shape",
@@ -42,10 +41,18 @@ from nsabench.output.standing import DECLINED
     show_default=True,
     help="Direction that is called and timed.",
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for each step of a case: compilation, a call, a comparison.",
+)
 @_options.measuring(
     _options.as_json,
     click.option("--watch", is_flag=True, help="Check again whenever the file is saved."),
-    *(_options.no_sandbox, _options.ops_file, _options.device, _options.only),
+    *(_options.no_sandbox, _options.loaded_ops, _options.device, _options.only),
 )
 def command(
     asked: Measuring,
@@ -54,25 +61,20 @@ def command(
     shapes: tuple[str, ...],
     dtype: str,
     direction: str,
+    timeout: float,
     watch: bool,
 ) -> int:
     """Check one kernel for correctness and speed.
 
-    It takes seconds and needs no matrix. Baselines are timed in the same rounds as the kernel. No
-    control runs, and nothing is decided or signed: `nsabench all` does that.
+    It needs no matrix. A GPU takes seconds, and Triton's interpreter minutes for a slow kernel.
+    Baselines are timed in the same rounds as the kernel. No control runs, and nothing is decided or
+    signed: `nsabench all` does that.
 
     Example: nsabench check mine.py --shape N=1024,H=8,D=128,L=512
     """
 
     def checked() -> int:
         try:
-            if file.suffix != ".py" or not file.is_file():
-                what = "is not a Python file" if file.exists() else "does not exist"
-                remedy = "give a Python file; `nsabench init OP FILE.py` writes a first one."
-                raise UsageError(f"{file} {what}", remedy)
-            own_ops = asked.ops_file.absolute() if asked.ops_file is not None else None
-            if own_ops is not None:
-                ops.load_file(own_ops)
             device = choose_device(asked.device)
             request = CheckRequest(
                 file=file.absolute(),
@@ -82,8 +84,9 @@ def command(
                 dtype=DType(dtype),
                 direction=Direction(direction),
                 only=asked.only,
-                ops_file=own_ops,
+                ops_file=asked.ops_file,
                 sandboxed=not asked.no_sandbox,
+                timeout_s=timeout,
             )
             refuse_unusable(request)
             if not asked.as_json:

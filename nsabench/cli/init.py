@@ -13,7 +13,7 @@ from nsabench.output import templates
 
 @_help.command("init")
 @click.argument("op")
-@click.argument("file", type=_options.FILE, metavar="FILE.py")
+@click.argument("file", type=_options.PythonFile(), metavar="FILE.py")
 @click.option("--cuda", is_flag=True, help="CUDA C++ compiled by NVRTC instead of Triton.")
 @_options.loaded_ops
 def command(op: str, file: Path, cuda: bool, ops_file: Path | None) -> None:
@@ -25,10 +25,8 @@ def command(op: str, file: Path, cuda: bool, ops_file: Path | None) -> None:
     Example: nsabench init selection_rows mine.py
     """
     name = file.stem
-    if not name.isidentifier() or keyword.iskeyword(name) or file.suffix != ".py":
-        raise UsageError(
-            f"{file.name!r} cannot name an implementation", "give a file such as mine.py."
-        )
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} cannot name an implementation", "give a file such as mine.py.")
     kernel = templates.first_kernel(ops.get(op), name, str(ops_file or ""), cuda=cuda)
     texts = {file: kernel, file.with_suffix(".yaml"): templates.first_matrix(ops.get(op), name)}
     for path in texts:

@@ -20,7 +20,7 @@ from nsabench.sources import digest_of
 @click.argument("run", type=_options.FOLDER)
 @click.argument("case")
 @click.argument("implementation")
-@click.argument("script", type=_options.FILE, metavar="FILE.py")
+@click.argument("script", type=_options.PythonFile(), metavar="FILE.py")
 def command(run: Path, case: str, implementation: str, script: Path) -> None:
     """Write a script that calls one implementation.
 
@@ -30,8 +30,6 @@ def command(run: Path, case: str, implementation: str, script: Path) -> None:
     Example: nsabench profile results/rows 25b3bbb3bf1c mine alone.py
     """
     admit(run, tables=False)
-    if script.suffix != ".py":
-        raise UsageError(f"{script} is not a Python file", "give one such as alone.py.")
     for path in (script, script.with_suffix(".pt")):
         if os.path.lexists(path):
             raise UsageError(f"{path} is there already", "give another name, or remove it.")

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -95,6 +96,9 @@ def _describe_outcome(result: CheckResult) -> str:
     record, best = result.record, result.baseline
     if record.status is not Status.OK:
         why = record.diagnosis or record.reason
+        if record.status is Status.TIMEOUT:
+            is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+            why += f"; {'the machine is busy, so ' * is_busy}allow more with --timeout SECONDS"
         return why if record.status is Status.WRONG else f"{record.status}: {why}"
     if record.median_ms is None:
         return "right, not timed"

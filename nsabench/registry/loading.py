@@ -14,7 +14,7 @@ from nsabench.registry.declaration import Implementation, collected, collecting_
 
 USER_MODULE = "nsabench_user_kernels"
 
-GIVE_A_FILE = "give --kernels a file."
+GIVE_A_FILE = "check the path; `nsabench init OP FILE.py` writes a first kernel."
 
 
 def sources(kernels: Path | None = None, ops_file: Path | None = None) -> dict[str, str]:

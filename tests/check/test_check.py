@@ -67,6 +67,14 @@ def read_answers(done):
     return json.loads(done.stdout)["answers"]
 
 
+def test_a_slow_kernel_can_be_given_more_time(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text(RAISES.replace('print("about to fail")', "__import__('time').sleep(3600)"))
+    done = check(path, *SMALL, "--timeout", "4")
+    assert done.return_value == 1 and "timeout: no answer within" in done.output
+    assert "--timeout SECONDS" in done.output
+
+
 def test_right_and_wrong_are_said_first(two):
     first = check(two, *SMALL)
     assert first.return_value == 1, first.output

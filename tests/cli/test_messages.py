@@ -58,6 +58,8 @@ def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path: Path) -> N
         (["check", "matrix.yaml"], "matrix.yaml", "init"),
         (["check", "nowhere.py"], "nowhere.py", "init"),
         (["check", "."], ".", "Python file"),
+        (["all", "quick", "--kernels", "matrix.yaml"], "matrix.yaml", "nsabench all"),
+        (["check", "mine.py", "--ops", "matrix.yaml"], "matrix.yaml", "Python file"),
         (["all", "rows.py"], "rows.py", "--kernels rows.py"),
         (["plan", "rows.py"], "rows.py", "--kernels rows.py"),
         (["verify", ".", "--require", "pinned"], "pinned", "--key"),
