@@ -79,9 +79,9 @@ def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 def _contiguous_tensors(
     d_out: torch.Tensor, saved: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of ``_launch_backward``, contiguous. The gradient of ``out.sum()`` is
-    expanded, and gates may be a part of a projection. Such tensors are copied here, since a copy in
-    a launch prevents replays (``launch.replay``)."""
+    """Return the tensors of ``_launch_backward``, with d_out and gates contiguous. The gradient of
+    ``out.sum()`` is expanded, and gates may be a part of a projection. Both are copied here, since
+    a copy within the launch would prevent replays (``launch.replay``)."""
     q, k, v, k_cmp, v_cmp, gates, *others = saved
     return (d_out.contiguous(), q, k, v, k_cmp, v_cmp, gates.contiguous(), *others)
 

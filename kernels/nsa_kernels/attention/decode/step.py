@@ -53,7 +53,7 @@ def _check(
     block_table: torch.Tensor | None,
     n_selected: int,
 ) -> int:
-    """Return the room of a cache entry, in tokens."""
+    """Check the arguments, and return the capacity of a cache entry in tokens."""
     check_qkv("decode_step", q, k_cmp, v_cmp)
     paged = block_table is not None
     place = "[pages,H,page," if paged else "[B,H,S,"
@@ -126,7 +126,7 @@ def run_step(
     window: int,
     sm_scale: float,
 ) -> torch.Tensor:
-    """Check what ``decode_step`` does not check under a tracer, and make the launches."""
+    """Check what ``decode_step`` has not checked, and make the launches."""
     context = _check(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, n_selected)
     if cache_seqlens is not None:
         cache_seqlens = cache_seqlens.contiguous()

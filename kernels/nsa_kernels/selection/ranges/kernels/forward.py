@@ -132,7 +132,7 @@ def ranges_kernel(
                 logits = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
                 logits = dot(late(q, now, LATE), tl.trans(k), logits) * scale_log2
                 logits = tl.where(there[None, :], logits, NOT_THERE)
-                # Lanes past the last key have no weight, even if all keys are absent.
+                # Lanes after the last key get weight 0, even if all keys are absent.
                 logits = tl.where(valid[None, :], logits, float("-inf"))
                 row_max, sums, acc = softmax_update(logits, v, row_max, sums, acc)
             else:
