@@ -1,1 +1,1 @@
-"""Measure a plan: the policy, the log, the supervisor and its workers."""
+"""Measure a plan: decide what is next, run workers, and log what they answer."""

@@ -3,7 +3,7 @@
 If a worker dies, the implementation that it named last is the suspect, but foreign code can forge
 that name. So the main pass measures each implementation alone, the suspect first, and blames one
 whose worker dies again. If all survive alone, these results count. The isolated pass leaves the
-suspect out. In confirmation and canary passes the case is given up.
+suspect out. The confirmation, and the canary (a case that all shards measure), are given up.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A worker reads requests on stdin and answers on the former stdout. The template has imported what
 every worker needs, but no foreign code: importing torch takes seconds, a fork 0.05 s. A fork loses
-other threads and a CUDA context, so the template has neither. The supervisor adopts the workers.
+other threads and a CUDA context, so the template has neither. The supervisor, the process that asks
+for workers, adopts them.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ T = TypeVar("T")
 # Delivers results in the op's order, and returns whether the checker finds them right.
 Deliver = Callable[[Delivery, InputSets, Sequence[Tensor]], bool]
 
-REJECTED = "its output is wrong"  # the supervisor replaces it by the checker's reason
+REJECTED = "its output is wrong"  # later replaced by the checker's reason
 MARK = 0x5A5A
 
 

@@ -1,4 +1,4 @@
-"""Type the messages between supervisor and worker. This module imports no torch."""
+"""Type the messages of a worker and of the process that starts it, which has no torch."""
 
 from __future__ import annotations
 
