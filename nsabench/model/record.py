@@ -29,6 +29,7 @@ from nsabench.model.vocabulary import (
     Status,
     Verdict,
 )
+from nsabench.reading import OutOfBounds
 
 SCHEMA_VERSION = 1
 GREAT_RATIO = 3.0  # a higher ratio to a general baseline gets a caution
@@ -48,6 +49,19 @@ class Column:
     meaning: str
     word: Words | None = None  # the enum of its values, if it has one
     is_required: bool = False  # whether each row has a value
+
+    def read(self, value: Any) -> Any:
+        """Return a value of a file. `OutOfBounds` if it is missing, or an unknown word."""
+        if value is None:
+            if self.is_required:
+                raise OutOfBounds(f"holds a row that has no {self.name}")
+        elif self.word is not None:
+            try:
+                return self.word(value)
+            except ValueError:
+                what = f"holds a row that has an unknown {self.name}: {value!r}"
+                raise OutOfBounds(what) from None
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,21 +362,9 @@ def _read_columns(table: Table) -> tuple[Column, ...]:
 
 
 def values_of(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a row by field. `ValueError` for a missing value or unknown word."""
-    values = {}
-    for column in _COLUMNS[table]:
-        value = row.get(column.name)
-        if value is None:
-            if column.is_required:
-                raise ValueError(f"has no {column.name}")
-        elif column.word is None:
-            values[column.name] = value
-        else:
-            try:
-                values[column.name] = column.word(value)
-            except ValueError:
-                raise ValueError(f"has an unknown {column.name}: {value!r}") from None
-    return values
+    """Return the values of a row by field. Raises as `Column.read`."""
+    values = {column.name: column.read(row.get(column.name)) for column in _COLUMNS[table]}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 _COLUMNS = {table: _read_columns(table) for table in (Record, Comparison, SampleRow)}

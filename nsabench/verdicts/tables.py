@@ -5,12 +5,13 @@ The records have a nullable int64 column for every size (N, H, D, Dv, L, ...) of
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +40,6 @@ RECORDS = columns(Record, SIZES)
 COMPARISONS = columns(Comparison)
 SAMPLES = columns(SampleRow)
 GIVE_AS_MADE = "give the folder as nsabench made it."
-Row = TypeVar("Row", Record, Comparison)
 BATCH = 1 << 16  # rows
 ROWS_A_GROUP = 1 << 20  # fixed, because the default depends on the version of pyarrow
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
@@ -154,49 +154,64 @@ def refuse_sizes(op: ops.Op) -> None:
 
 def read_records(folder: Path) -> list[Record]:
     """Read the records of a finished run. Raises `UsageError` if a table is missing or invalid."""
-    compared: dict[tuple[str, str], list[Comparison]] = {}
-
-    def make_comparison(row: dict[str, Any]) -> Comparison:
-        return Comparison(**values_of(Comparison, row))
-
-    def make_record(row: dict[str, Any]) -> Record:
-        key = row.get("case_id", ""), row.get("implementation", "")
-        return Record.from_row(row, compared.get(key, ()))
-
+    compared: dict[tuple[Any, Any], list[Comparison]] = defaultdict(list)
     path = folder / "comparisons.parquet"
-    for c in _read_rows(path, COMPARISONS, limits.COMPARISONS, make_comparison):
-        compared.setdefault((c.case_id, c.implementation), []).append(c)
-    return list(_read_rows(folder / "records.parquet", RECORDS, limits.RECORDS, make_record))
+    with readable(path):
+        for row in _read_rows(path, COMPARISONS, limits.COMPARISONS):
+            c = Comparison(**values_of(Comparison, row))
+            compared[c.case_id, c.implementation].append(c)
+    path = folder / "records.parquet"
+    with readable(path):
+        return [
+            Record.from_row(row, compared.get((row.get("case_id"), row.get("implementation")), ()))
+            for row in _read_rows(path, RECORDS, limits.RECORDS)
+        ]
 
 
-def _read_rows(
-    path: Path, columns: Sequence[Column], most: int, make: Callable[[dict[str, Any]], Row]
-) -> Iterator[Row]:
+def _read_rows(path: Path, columns: Sequence[Column], most: int) -> Iterator[dict[str, Any]]:
+    for part in checked_batches(path, columns, most):
+        for row in zip(*map(values, part.columns), strict=True):
+            yield dict(zip(part.schema.names, row, strict=True))
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Open a table of a run, and turn errors about it into `UsageError`."""
     try:
-        check_table(path, most)
-        wrong = misfit(pq.read_schema(path), columns, ())
-        parts = list(batches(path)) if not wrong else []
+        with opened(path, limits.TABLE):
+            yield
     except (OSError, pa.ArrowException):
         raise UsageError(
             f"{path.parent} holds no {path.stem}",
             "give a finished run; `all --resume` finishes one.",
         ) from None
     except OutOfBounds as error:
-        wrong = str(error)
+        raise UsageError(f"{path.name} of {path.parent} {error}", GIVE_AS_MADE) from None
+
+
+def checked_batches(
+    source: Path | pa.NativeFile,
+    columns: Sequence[Column],
+    most: int,
+    needed: Iterable[str] = (),
+    names: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read a table of at most `most` rows, or its columns `names`. Raises `OutOfBounds`."""
+    metadata = pq.read_metadata(source)
+    check_metadata(metadata, most)
+    wrong = misfit(metadata.schema.to_arrow_schema(), columns, needed)
     if wrong:
-        raise UsageError(f"{path.name} of {path.parent} {wrong}", GIVE_AS_MADE)
-    try:
-        yield from (make(row) for part in parts for row in rows_of(part))
-    except ValueError as error:
-        raise UsageError(
-            f"{path.name} of {path.parent} holds a row that {error}", GIVE_AS_MADE
-        ) from None
+        raise OutOfBounds(wrong)
+    yield from batches(source, names, metadata)
 
 
 def check_table(path: Path, most: int) -> int:
     """Count the rows in the metadata of a Parquet file. Raises `OutOfBounds` beyond a limit."""
     with opened(path, limits.TABLE):
-        metadata = pq.read_metadata(path)
+        return check_metadata(pq.read_metadata(path), most)
+
+
+def check_metadata(metadata: pq.FileMetaData, most: int) -> int:
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     rows: int = metadata.num_rows
     if not 0 <= rows <= most:
@@ -210,20 +225,18 @@ def check_table(path: Path, most: int) -> int:
     return rows
 
 
-def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def batches(
+    source: Path | pa.NativeFile, columns: Sequence[str] | None = None, metadata: Any = None
+) -> Iterator[pa.RecordBatch]:
     """Read a table that `check_table` has passed. A batch holds equal texts only once."""
-    texts = [field.name for field in pq.read_schema(path) if field.type == pa.string()]
-    with pq.ParquetFile(path, read_dictionary=texts) as file:
+    metadata = metadata or pq.read_metadata(source)
+    texts = [f.name for f in metadata.schema.to_arrow_schema() if f.type == pa.string()]
+    with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
         yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch by column. Equal texts are one object."""
-    for row in zip(*map(values, batch.columns), strict=True):
-        yield dict(zip(batch.schema.names, row, strict=True))
-
-
 def values(column: pa.Array) -> list[Any]:
+    """Return the values of a column. Equal texts are one object."""
     if not pa.types.is_dictionary(column.type):
         plain: list[Any] = column.to_pylist()
         return plain

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from nsabench import limits, reading
-from nsabench.errors import UsageError, VerificationFailed
+from nsabench.errors import VerificationFailed
 from nsabench.evidence.archive.runs import ArchivedRun, key_of, object_name, recall, remember
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST, Report, files, verify
@@ -28,9 +28,9 @@ from nsabench.evidence.manifest.statement import (
     require_same,
     verify_envelope,
 )
-from nsabench.evidence.manifest.tables import COLUMNS, check_summary, refuse_misfit
+from nsabench.evidence.manifest.tables import COLUMNS, OUTCOME, are_controls_caught
 from nsabench.model.record import Record
-from nsabench.verdicts.tables import ARROW, TABLES, batches, read_records
+from nsabench.verdicts.tables import TABLES, checked_batches, read_records
 
 READERS = 16  # requests at once
 
@@ -114,7 +114,8 @@ class Archive:
                 # Check the trust before the tables are read.
                 trust = trust_in(run.predicate, trusted, revoked, require)
                 if keys[name] not in verified:
-                    run = new[keys[name]] = self._verify_tables(run, stored[_folder(name)])
+                    self._verify_tables(run, stored[_folder(name)])
+                    new[keys[name]] = run
                 return run.model_copy(update={"trust": trust})
             except VerificationFailed as error:
                 return f"{_folder(name)}: {error}" + (error.remedy and f"; {error.remedy}")
@@ -151,17 +152,16 @@ class Archive:
             trust=statement.predicate.signer.trust,
         )
 
-    def _verify_tables(self, run: ArchivedRun, there: Iterable[str]) -> ArchivedRun:
+    def _verify_tables(self, run: ArchivedRun, there: Iterable[str]) -> None:
         prefix = _prefix(run.predicate)
         if not f"/{run.prefix}".endswith(f"/{prefix}"):
             raise VerificationFailed(f"it is not in the folder {prefix}")
         for stored in map(run.object, TABLES):
             if stored not in there:
                 raise VerificationFailed(f"{stored} is missing")
-        with TemporaryDirectory() as scratch:
-            self._place_tables(run, TABLES, Path(scratch))
-            unknown = _check_tables(Path(scratch), run.predicate)
-        return run.model_copy(update={"unknown": unknown})
+        for table in TABLES:
+            with files.readable(f"{table}.parquet"):
+                _check_table(run.predicate, table, self.table(run, table))
 
     def table(self, run: ArchivedRun, table: str) -> bytes:
         """Read a table, and check that it has the hash that the manifest names."""
@@ -172,45 +172,46 @@ class Archive:
 
     def records(self, run: ArchivedRun) -> list[Record]:
         with TemporaryDirectory() as scratch:
-            self._place_tables(run, ("records", "comparisons"), Path(scratch))
+            for table in ("records", "comparisons"):
+                Path(scratch, f"{table}.parquet").write_bytes(self.table(run, table))
             return read_records(Path(scratch))
 
-    def _place_tables(self, run: ArchivedRun, tables: Iterable[str], into: Path) -> None:
-        for table in tables:
-            (into / f"{table}.parquet").write_bytes(self.table(run, table))
+
+def _check_table(predicate: Predicate, table: str, data: bytes) -> None:
+    is_records, most = table == "records", getattr(limits, table.upper())
+    outcomes, rows, needed = [], 0, OUTCOME if is_records else ()
+    # All columns are read: any page may be broken.
+    for part in checked_batches(pa.BufferReader(data), COLUMNS[table], most, needed):
+        part.validate(full=True)  # for example, texts must be UTF-8
+        rows += part.num_rows
+        if _distinct(part, "run_id") - {predicate.run_id}:
+            raise VerificationFailed(f"{table}.parquet has rows of another run")
+        if is_records:
+            _check_versions(part, predicate)
+            outcomes += part.select(OUTCOME).filter(part["caught"].is_valid()).to_pylist()
+        for column in COLUMNS[table] if table != "samples" else ():
+            if column.word or column.is_required:
+                for value in _distinct(part, column.name):
+                    column.read(value)
+    require_same(f"what was signed: {table}", getattr(predicate, table), rows)
+    if is_records:
+        caught = are_controls_caught(outcomes)
+        require_same("what was signed: controls_caught", predicate.controls_caught, caught)
 
 
-def _check_tables(folder: Path, predicate: Predicate) -> dict[str, dict[str, str]]:
-    """Check tables against the manifest. Return `ArchivedRun.unknown`, their unknown columns."""
-    check_summary(folder, predicate)
-    unknown = {}
-    for table in TABLES:
-        path = folder / f"{table}.parquet"
-        with files.readable(path.name):
-            refuse_misfit(path)
-            for part in batches(path):  # reads all columns, to find a broken page anywhere
-                part.validate(full=True)  # for example, texts must be UTF-8
-                if set(pc.unique(part["run_id"]).to_pylist()) - {predicate.run_id}:
-                    raise VerificationFailed(f"{path.name} has rows of another run")
-            known = {column.name for column in COLUMNS[table]}
-            unknown[table] = {
-                field.name: str(field.type)
-                for field in pq.read_schema(path)
-                if field.name not in known and field.type in ARROW.values()
-            }
-    try:
-        records = read_records(folder)
-    except UsageError as error:
-        raise VerificationFailed(str(error)) from None
+def _check_versions(records: pa.RecordBatch, predicate: Predicate) -> None:
     stated = predicate.environment
-    versions = {name: getattr(stated, name) for name in ("torch", "triton", "cuda")}
-    for record in records:
-        if stated.gpu and record.gpu_name and not is_device(stated.gpu, record.gpu_name):
-            require_same("what was signed: gpu", stated.gpu, record.gpu_name)
-        for name, version in versions.items():
-            if version is not None:
-                require_same(f"what was signed: {name}", version, getattr(record, name))
-    return unknown
+    for gpu in _distinct(records, "gpu_name"):
+        if stated.gpu and gpu and not is_device(stated.gpu, gpu):
+            require_same("what was signed: gpu", stated.gpu, gpu)
+    for name in ("torch", "triton", "cuda"):
+        version = getattr(stated, name)
+        for found in _distinct(records, name) if version is not None else ():
+            require_same(f"what was signed: {name}", version, found)
+
+
+def _distinct(part: pa.RecordBatch, name: str) -> set[Any]:
+    return set(pc.unique(part[name]).to_pylist()) if name in part.schema.names else {None}
 
 
 def _prefix(predicate: Predicate) -> str:

@@ -4,8 +4,6 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from pydantic import Field
-
 from nsabench import limits
 from nsabench.evidence.manifest.statement import Predicate, Trust
 from nsabench.files import user_cache
@@ -21,8 +19,6 @@ class ArchivedRun(Frozen):
     predicate: Predicate
     digests: dict[str, str]  # by table
     trust: Trust
-    # For each table, the Arrow types of the columns that this version of nsabench does not know.
-    unknown: dict[str, dict[str, str]] = Field(default={})
 
     @property
     def run_id(self) -> str:

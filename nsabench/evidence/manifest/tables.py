@@ -4,6 +4,7 @@ They are derived again. If the bytes differ, which may be due to the version of 
 are compared. docs/reference/manifest.md lists what else depends on versions.
 """
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from nsabench.verdicts.tables import (
 )
 
 COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
+OUTCOME = ["op", "direction", "mode", "caught_by", "caught"]
 
 
 def derive_tables(folder: Path, plan: Plan, into: Path) -> None:
@@ -91,7 +93,9 @@ def _check_values(path: Path, derived: Path, is_same_version: bool) -> None:
         raise VerificationFailed(f"{path.name} has {rows} rows, and {expected} follow from the log")
     with readable(path.name):
         names, derived_names = pq.read_schema(path).names, pq.read_schema(derived).names
-        refuse_misfit(path)
+        wrong = misfit(pq.read_schema(path), COLUMNS[path.stem], ("run_id",))
+        if wrong:
+            raise VerificationFailed(f"{path.name} {wrong}")
         if names != derived_names and is_same_version:
             other = ", ".join(sorted(set(names) ^ set(derived_names))) or "in another order"
             raise VerificationFailed(f"{path.name} has other columns: {other[:200]}")
@@ -182,25 +186,23 @@ def check_summary(folder: Path, predicate: Predicate) -> None:
 def summarize_tables(folder: Path) -> dict[str, int | bool]:
     """Return the fields of a `Predicate` about tables: their rows, and `controls_caught`."""
     rows = {table: count_rows(folder / f"{table}.parquet") for table in TABLES}
-    columns = ["op", "direction", "mode", "caught_by", "caught"]
     path = folder / "records.parquet"
     with readable(path.name):
-        found = pq.read_table(path, columns=columns).to_pylist()
-        outcomes = []
-        for row in found:
-            if row["caught"]:
-                group = Group(row["op"], Direction(row["direction"]), Mode(row["mode"]))
-                outcomes.append((group, row["caught_by"], Catch(row["caught"])))
+        found = pq.read_table(path, columns=OUTCOME).to_pylist()
+        return {**rows, "controls_caught": are_controls_caught(found)}
+
+
+def are_controls_caught(records: Iterable[Mapping[str, Any]]) -> bool:
+    """Return the `controls_caught` of a `Predicate`. records: rows with the columns `OUTCOME`."""
+    outcomes = []
+    for row in records:
+        if row["caught"]:
+            group = Group(row["op"], Direction(row["direction"]), Mode(row["mode"]))
+            outcomes.append((group, row["caught_by"], Catch(row["caught"])))
     missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
-    return {**rows, "controls_caught": not missed and not list_unproven(outcomes)}
+    return not missed and not list_unproven(outcomes)
 
 
 def count_rows(path: Path) -> int:
     with readable(path.name):
         return check_table(path, getattr(limits, path.stem.upper()))
-
-
-def refuse_misfit(path: Path) -> None:
-    wrong = misfit(pq.read_schema(path), COLUMNS[path.stem], ("run_id",))
-    if wrong:
-        raise VerificationFailed(f"{path.name} {wrong}")

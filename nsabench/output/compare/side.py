@@ -8,7 +8,6 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nsabench import limits
@@ -25,9 +24,8 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Key, Record
 from nsabench.model.vocabulary import Catch, Regime, Role
 from nsabench.planning.narrow import Narrowed
-from nsabench.reading import OutOfBounds
 from nsabench.running.folder import RunFolder
-from nsabench.verdicts.tables import SAMPLES, batches, check_table, misfit, read_records
+from nsabench.verdicts.tables import SAMPLES, checked_batches, read_records, readable
 
 SAMPLE_COLUMNS = ("case_id", "implementation", "regime", "time_ms")
 
@@ -152,18 +150,10 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
 def _read_side(path: Path) -> Side:
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, trusted_keyids())
-    try:
-        check_table(path / "samples.parquet", limits.SAMPLES)
-        wrong = misfit(pq.read_schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)
-        parts = [] if wrong else list(batches(path / "samples.parquet", SAMPLE_COLUMNS))
-    except (OSError, pa.ArrowException):
-        raise UsageError(
-            f"{path} has no samples", "give a finished run; `all --resume` finishes one."
-        ) from None
-    except OutOfBounds as error:
-        wrong = str(error)
-    if wrong:
-        raise UsageError(f"samples.parquet of {path} {wrong}", "give the unchanged run folder.")
+    samples = path / "samples.parquet"
+    with readable(samples):
+        names = SAMPLE_COLUMNS
+        parts = list(checked_batches(samples, SAMPLES, limits.SAMPLES, names, names))
     return Side(
         name=path.resolve().name,
         folder=path,
