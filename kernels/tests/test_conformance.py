@@ -1,11 +1,7 @@
 """Every public call under every dtype and condition: it gives what its formula gives in float64, or
 refuses by the sentence of ``conformance.py``."""
 
-from __future__ import annotations
-
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 import conformance
 import nsa_kernels
@@ -13,7 +9,6 @@ import pytest
 import torch
 from cases import (
     DEVICE,
-    Tensors,
     captured,
     check,
     check_gradients,
@@ -28,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 WITHOUT_GRADIENTS = (*conformance.NO_BACKWARD, "nsa_attention with fewer queries")
 
 
-def walk(name: str, dtype: torch.dtype, condition: str) -> None:
+def walk(name, dtype, condition):
     """Make the call of a cell, and check its result or its refusal."""
     entries = {"B > 1": 2, "expanded": 2, "zero-size": 0}.get(condition, 1)
     case = make(name, b=entries, t=1 if condition == "T = 1" else 4, dtype=dtype)
@@ -61,7 +56,7 @@ def walk(name: str, dtype: torch.dtype, condition: str) -> None:
 
     refused = conformance.refusal(name, str(dtype).removeprefix("torch."), condition)
 
-    def run() -> Tensors:
+    def run():
         if condition == "no_grad":
             with torch.no_grad():
                 return results(call(**tensors))
@@ -83,13 +78,13 @@ def walk(name: str, dtype: torch.dtype, condition: str) -> None:
         if condition == "torch.func":
             key = next(iter(tensors))
 
-            def loss(x: torch.Tensor) -> torch.Tensor:
+            def loss(x):
                 return results(call(**{**tensors, key: x}))[0].sum()
 
             return results(torch.func.grad(loss)(tensors[key]))
         return results(call(**tensors))
 
-    def differentiated(of: Tensors) -> Tensors:
+    def differentiated(of):
         return gradients(of, [tensors[key] for key in leaves], again)
 
     if refused is not None:
@@ -112,7 +107,7 @@ def walk(name: str, dtype: torch.dtype, condition: str) -> None:
         check_gradients(found, gradients(want, [exact[key] for key in leaves], again), dtype)
 
 
-def replayed(call: Callable[..., Any], tensors: dict[str, torch.Tensor]) -> Tensors:
+def replayed(call, tensors):
     """Return the results of a graph's replay. The graph is captured on other values."""
     values = {key: x.clone() for key, x in tensors.items()}
     for x in tensors.values():
@@ -126,7 +121,7 @@ def replayed(call: Callable[..., Any], tensors: dict[str, torch.Tensor]) -> Tens
     return got
 
 
-def here() -> list[tuple[str, str, str]]:
+def here():
     """Return all cells on a GPU; in the interpreter, all of float32 and one of the other dtypes.
 
     Compiling a whole layer takes seconds: only test-all does.
@@ -142,11 +137,11 @@ def here() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("call", "dtype", "condition"), here())
-def test_it_works_or_says_why_not(call: str, dtype: str, condition: str) -> None:
+def test_it_works_or_says_why_not(call, dtype, condition):
     walk(call, getattr(torch, dtype), condition)
 
 
-def test_every_public_function_is_in_the_table() -> None:
+def test_every_public_function_is_in_the_table():
     settings = {"chosen_config", "default_policy", "reset_routing_report", "routing_report"}
     functions = {name for name in nsa_kernels.__all__ if name.islower()}
     assert functions - settings == {
@@ -154,6 +149,6 @@ def test_every_public_function_is_in_the_table() -> None:
     }
 
 
-def test_no_refusal_is_one_of_no_cell() -> None:
+def test_no_refusal_is_one_of_no_cell():
     used = {conformance.refusal(*cell) for cell in conformance.cells()} - {None}
     assert used == set(conformance.REFUSALS)

@@ -1,19 +1,12 @@
 """Decoding: steps in float64, lengths of entries, pages of a cache, and the choice of blocks."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import nsa_kernels
 import pytest
 import torch
 from cases import (
     DEVICE,
     HERE,
-    Case,
     Sizes,
-    Tensors,
     agree,
     exact_scores,
     ints,
@@ -35,7 +28,7 @@ PAPER = {"block": 32, "stride": 16, "block_size": 64}
 
 
 @pytest.fixture
-def _many_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _many_processors(monkeypatch):
     """Few rows leave most of 132 multiprocessors idle, so that each row is split."""
     rules = (limits.device_limits, rows_config, ranges_config, decode_spans_config)
     monkeypatch.setattr(limits, "CPU_LIMITS", limits.Device(processors=132, shared_bytes=99 * 1024))
@@ -46,7 +39,7 @@ def _many_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         rule.cache_clear()
 
 
-def step(sizes: dict[str, Any], **more: Any) -> tuple[str, Case]:
+def step(sizes, **more):
     """Return a case, whose caches have room for more tokens."""
     sizes = {**PAPER, "d": 32, "dv": 32, **sizes, **more}
     name = "decode_step with cache_seqlens" if "lengths" in sizes else "decode_step"
@@ -57,7 +50,7 @@ def step(sizes: dict[str, Any], **more: Any) -> tuple[str, Case]:
     return name, case
 
 
-STEPS: list[dict[str, Any]] = [
+STEPS = [
     {"b": 2, "hq": 6, "h": 2, "t": 203, "block_size": 16, "n_selected": 5, "window": 40},
     {"hq": 3, "t": 6500, "block_size": 16, "n_selected": 25, "window": 300},
     {"hq": 3, "t": 4200, "block_size": 16, "n_selected": 5, "window": 700},
@@ -69,7 +62,7 @@ STEPS: list[dict[str, Any]] = [
     {"hq": 5, "t": 700, "block": 64, "block_size": 32, "n_selected": 5, "window": 40},
 ]
 LENGTHS_OF = {"t": 203, "lengths": LENGTHS, "h": 2, "dv": 48}
-OF_LENGTHS: list[dict[str, Any]] = [
+OF_LENGTHS = [
     {**LENGTHS_OF, "hq": 6, "window": 40},
     {**LENGTHS_OF, "n_selected": 16, "window": 512},
     {**LENGTHS_OF, "hq": 40, "window": 20},
@@ -79,7 +72,7 @@ OF_LENGTHS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("dtype", HERE)
 @pytest.mark.parametrize("sizes", [*STEPS, *OF_LENGTHS])
-def test_step(sizes, dtype) -> None:
+def test_step(sizes, dtype):
     agree(*step(sizes, dtype=dtype), dtype)
 
 
@@ -108,13 +101,13 @@ def test_step(sizes, dtype) -> None:
         ),
     ],
 )
-def test_step_where_a_gpu_would_split_rows(sizes) -> None:
+def test_step_where_a_gpu_would_split_rows(sizes):
     agree(*step(sizes))
 
 
 @pytest.mark.parametrize("hq", [6, 40])
 @pytest.mark.parametrize("room", [203, 20])
-def test_compressed_keys_beyond_what_the_room_completes_are_not_read(hq, room) -> None:
+def test_compressed_keys_beyond_what_the_room_completes_are_not_read(hq, room):
     name, case = step({"t": room, "hq": hq, "h": 2, "lengths": (5, 900), "window": 40})
     for key in ("k_cmp", "v_cmp"):
         x = case.tensors[key]
@@ -123,14 +116,14 @@ def test_compressed_keys_beyond_what_the_room_completes_are_not_read(hq, room) -
     agree(name, case)
 
 
-def test_a_length_below_zero_is_no_token() -> None:
+def test_a_length_below_zero_is_no_token():
     _, case = step({"t": 64, "lengths": (0, 0, 5)})
     want = case.call(**case.tensors)
     got = case.call(**{**case.tensors, "cache_seqlens": ints(-1, -(2**31), 5)})
     assert torch.equal(got, want) and not got[:2].any()
 
 
-def test_a_generation_has_one_signature() -> None:
+def test_a_generation_has_one_signature():
     """All steps are replays of one program, whatever the lengths."""
     _, case = step({"t": 64, "lengths": (64,) * 3, "n_selected": 16, "window": 512})
     case.tensors["cache_seqlens"] = ints(1, 40, 60)
@@ -142,7 +135,7 @@ def test_a_generation_has_one_signature() -> None:
     assert callable(program)
 
 
-def test_each_branch_sees_each_entry_as_long_as_it_is() -> None:
+def test_each_branch_sees_each_entry_as_long_as_it_is():
     _, case = step({**LENGTHS_OF, "hq": 6})
     q, k, v, k_cmp, v_cmp, _, lengths = case.tensors.values()
     overlap = {"block": 32, "stride": 16}
@@ -178,7 +171,7 @@ def test_each_branch_sees_each_entry_as_long_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("block", "stride", "block_size"), [(32, 16, 64), (8, 4, 16), (8, 8, 8)])
-def test_scores_are_those_of_prefill(block, stride, block_size) -> None:
+def test_scores_are_those_of_prefill(block, stride, block_size):
     options = {"block": block, "stride": stride, "block_size": block_size}
     case = make("compressed_attention_with_scores", b=2, t=150, hq=4, h=2, d=32, **options)
     q, k, v = case.tensors.values()
@@ -199,7 +192,7 @@ def test_scores_are_those_of_prefill(block, stride, block_size) -> None:
         ({3: -5.0, 4: 1.0, 5: float("nan"), 6: -0.0}, [0, 9, 10, 4, 1, 2]),
     ],
 )
-def test_forced_blocks_come_first_and_of_equal_ones_the_first(scores, blocks) -> None:
+def test_forced_blocks_come_first_and_of_equal_ones_the_first(scores, blocks):
     given = torch.zeros(1, 1, 1, 12, device=DEVICE)
     for i, x in scores.items():
         given[..., i] = x
@@ -209,7 +202,7 @@ def test_forced_blocks_come_first_and_of_equal_ones_the_first(scores, blocks) ->
     assert naive_select_blocks(given.double(), 6, **options)[0, 0, 0].tolist() == blocks
 
 
-def test_positions_of_entries() -> None:
+def test_positions_of_entries():
     """In any strides, below 0, and behind the last block."""
     scores = torch.rand(3, 5, 1, 4, device=DEVICE)
     for first in (ints(-2, 3, 28), ints(9, 0, 20, 0, 3, 0)[::2], ints(20).expand(3)):
@@ -223,7 +216,7 @@ def test_positions_of_entries() -> None:
 ROOM, H, HELD = 192, 2, (0, 64, 65, 190)
 
 
-def paged(x: torch.Tensor, page: int, heads_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def paged(x, page, heads_last):
     """Return a cache [B, H, S, D] as a pool of pages in some order, and its block table. Pages of
     no entry hold NaN; ``heads_last``: as [pages, page, H, D] in memory."""
     b, h, s, d = x.shape
@@ -236,7 +229,7 @@ def paged(x: torch.Tensor, page: int, heads_last: bool) -> tuple[torch.Tensor, t
     return pool if heads_last else pool.contiguous(), order.view(b, n).to(torch.int32)
 
 
-def caches(dtype: torch.dtype = torch.float32) -> Tensors:
+def caches(dtype=torch.float32):
     """Return q, k and v of four entries."""
     draw = normal(dtype)
     return draw(4, 4, 32), draw(4, H, ROOM, 32), draw(4, H, ROOM, 48)
@@ -252,7 +245,7 @@ def caches(dtype: torch.dtype = torch.float32) -> Tensors:
 )
 def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(
     page, heads_last, dtype, n_selected
-) -> None:
+):
     (q, *fine), draw, lengths = caches(dtype), normal(dtype, seed=1), ints(*HELD)
     others = draw(4, H, 11, 32), draw(4, H, 11, 48), draw(4, 4, 3), lengths
     (k, table), (v, _) = (paged(x, page, heads_last) for x in fine)
@@ -279,7 +272,7 @@ def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(
     ("absent", "selected_len"),  # one share of a row, or several
     [(-1, 16), (-(2**31), None), (99999, 16), (2**31 - 1, None)],
 )
-def test_keys_of_a_page_that_is_not_there_are_not_attended_to(absent, selected_len) -> None:
+def test_keys_of_a_page_that_is_not_there_are_not_attended_to(absent, selected_len):
     q, k, v = caches()
     (pool_k, table), (pool_v, _) = paged(k, 64, False), paged(v, 64, False)
     alone, entry, lengths = HELD.index(64), HELD.index(190), ints(*HELD)
@@ -294,7 +287,7 @@ def test_keys_of_a_page_that_is_not_there_are_not_attended_to(absent, selected_l
     assert not got[0][alone].any() and bool((got[1][alone] == -torch.inf).all())
 
 
-def test_a_long_row_without_a_page_gives_zero_and_no_lse() -> None:
+def test_a_long_row_without_a_page_gives_zero_and_no_lse():
     draw = normal()
     q, k = draw(1, 2, 32), draw(4, 1, 256, 32)
     spans, table = ints(0, 1024).view(1, 1, 1, 2), ints(-1, 4, 7, -9).view(1, 4)

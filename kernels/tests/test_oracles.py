@@ -1,7 +1,5 @@
 """Every implementation and every formula against nsabench's oracles, on what nsabench draws."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +17,7 @@ from nsa_kernels.selection.varlen.naive import naive_varlen
 from nsabench import ops
 from nsabench.model.vocabulary import Direction, DType
 
-IMPLEMENTATIONS: list[tuple[str, Callable[..., Any]]] = [
+IMPLEMENTATIONS = [
     ("selection_rows", adapters.rows_group),
     ("selection_rows", adapters.rows_per_head),
     ("selection_varlen", adapters.varlen_items),
@@ -45,7 +43,7 @@ NUMBERS = {
     naive_compressed: ("block", "stride"),
     exact_nsa: ("block", "stride", "block_size", "n_selected", "window"),
 }
-FORMULAS: list[tuple[str, Callable[..., Any]]] = [
+FORMULAS = [
     ("selection_rows", naive_rows),
     ("selection_varlen", naive_varlen),
     ("selection_ranges", naive_ranges),
@@ -58,7 +56,7 @@ FORMULAS: list[tuple[str, Callable[..., Any]]] = [
 Calls = list[tuple[str, Callable[..., Any]]]
 
 
-def cells(calls: Calls, *without: tuple[str, str]) -> list[tuple[str, str, Callable[..., Any]]]:
+def cells(calls, *without):
     # These two select more blocks than a small shape does.
     without = (*without, ("selection_blocks", "dense"), ("selection_blocks", "recorded"))
     return [
@@ -69,7 +67,7 @@ def cells(calls: Calls, *without: tuple[str, str]) -> list[tuple[str, str, Calla
     ]
 
 
-def drawn(name: str, distribution: str, dtype: torch.dtype) -> ops.Inputs:
+def drawn(name, distribution, dtype):
     """Return what nsabench draws of the shape for CPUs that no tile divides. Packed blocks have a
     batch of one, as in the other shape."""
     op = ops.get(name)
@@ -79,14 +77,14 @@ def drawn(name: str, distribution: str, dtype: torch.dtype) -> ops.Inputs:
     return op.draw(op.shape_model(**sizes), kind, distribution, 1, DEVICE)
 
 
-def check(got: torch.Tensor, want: torch.Tensor, near: float) -> None:
+def check(got, want, near):
     assert got.shape == want.shape
     largest = float(want.abs().max()) if want.numel() else 0.0
     torch.testing.assert_close(got.double(), want, atol=near * max(1.0, largest), rtol=0)
 
 
 @pytest.mark.parametrize(("name", "distribution", "call"), cells(IMPLEMENTATIONS))
-def test_implementations(name, distribution, call) -> None:
+def test_implementations(name, distribution, call):
     op = ops.get(name)
     for dtype in HERE if distribution == op.distributions[0] else (torch.float32,):
         inputs = drawn(name, distribution, dtype)
@@ -107,7 +105,7 @@ WITHOUT_PACKED = (("sliding_window", "packed"), ("compressed", "packed"))
 
 
 @pytest.mark.parametrize(("name", "distribution", "formula"), cells(FORMULAS, *WITHOUT_PACKED))
-def test_formulas(name, distribution, formula) -> None:
+def test_formulas(name, distribution, formula):
     inputs = drawn(name, distribution, torch.float32)
     given = [x.double() if x.is_floating_point() else x for x in inputs.tensors.values()]
     options = {key: inputs.options[key] for key in NUMBERS.get(formula, ())}

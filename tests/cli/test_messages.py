@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from nsabench.cli import group
 from nsabench.cli.threshold import command as threshold
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.plan import PlannedCase
 from nsabench.planning import matrix, resolve
 from tests.runs import make_run
 
@@ -22,7 +22,7 @@ def mine(q, k, v, *, sm_scale): ...
 ROWS = "op: selection_rows\naxes: {N: 2, H: 1, D: 8, L: [8, 16]%s}\n%s"
 
 
-def spanned(tmp_path: Path, axes: str = "", more: str = "") -> list[matrix.LoadedMatrix]:
+def spanned(tmp_path, axes="", more=""):
     path = tmp_path / "m.yaml"
     path.write_text(ROWS % (axes, more))
     return matrix.load(path)
@@ -32,14 +32,14 @@ def spanned(tmp_path: Path, axes: str = "", more: str = "") -> list[matrix.Loade
     ("called", "dtype"),
     [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")],
 )
-def test_a_dtype_is_known_by_its_other_names(tmp_path: Path, called: str, dtype: str) -> None:
+def test_a_dtype_is_known_by_its_other_names(tmp_path, called, dtype):
     [short] = spanned(tmp_path, f", dtype: {called}")
     [long] = spanned(tmp_path, f", dtype: {dtype}")
     assert [c.id for c in short.cases] == [c.id for c in long.cases]
 
 
-def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path: Path) -> None:
-    def backward(plan: Plan) -> Plan:
+def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path):
+    def backward(plan):
         [loaded] = resolve.load_matrices(["selection_backward"])
         case = loaded.cases[0]
         names = tuple(i.name for i in plan.implementations)
@@ -66,9 +66,7 @@ def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path: Path) -> N
         (["check", "mine.py", "--only", "yours"], "yours", "mine"),
     ],
 )
-def test_a_remedy_works_for_the_command_that_gives_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str, remedy: str
-) -> None:
+def test_a_remedy_works_for_the_command_that_gives_it(tmp_path, monkeypatch, words, named, remedy):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NSABENCH_TRUSTED_KEYS", raising=False)
     for name in ("matrix.yaml", "rows.py"):
@@ -79,21 +77,19 @@ def test_a_remedy_works_for_the_command_that_gives_it(
     assert named in str(done.exception) and remedy in done.exception.remedy
 
 
-def test_the_nearest_command_is_suggested() -> None:
+def test_the_nearest_command_is_suggested():
     done = CliRunner().invoke(group, ["chek"])
     assert done.exit_code == 2 and "'check'" in done.output
 
 
-def test_a_kernel_that_was_not_tried_is_not_fine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_was_not_tried_is_not_fine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SKIPPED)
     done = CliRunner().invoke(group, ["check", "mine.py", "--device", "cpu"], standalone_mode=False)
     assert done.return_value == 5 and "NOT RUN" in done.output, done.output
 
 
-def test_an_archive_without_a_run_is_not_sound(tmp_path: Path) -> None:
+def test_an_archive_without_a_run_is_not_sound(tmp_path):
     (tmp_path / "stray").write_text("")
     done = CliRunner().invoke(group, ["archive", "verify", str(tmp_path)])
     assert isinstance(done.exception, VerificationFailed)

@@ -1,11 +1,8 @@
 """A healthy machine with an H200, and ways to make it ill."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,17 +19,17 @@ GIB = 1 << 30
 Change = Callable[..., Environment]
 
 
-def set_free_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+def set_free_disk(monkeypatch, free):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
 
 
 @pytest.fixture(autouse=True)
-def enough_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def enough_disk(monkeypatch):
     set_free_disk(monkeypatch, 100 * GIB)
 
 
 @pytest.fixture
-def healthy() -> Environment:
+def healthy():
     return Environment(
         collected=datetime(2026, 1, 1, tzinfo=UTC),
         complete=True,
@@ -95,11 +92,11 @@ def healthy() -> Environment:
 
 
 @pytest.fixture
-def but(healthy: Environment) -> Change:
+def but(healthy):
     """The healthy machine, but with these fields of these parts changed: `but(host={…})`."""
 
-    def change(base: Environment = healthy, **parts: Any) -> Environment:
-        changed: dict[str, Any] = {}
+    def change(base=healthy, **parts):
+        changed = {}
         for part, fields in parts.items():
             if part == "gpu":
                 changed["gpus"] = [base.gpus[0].model_copy(update=fields)]
@@ -113,7 +110,7 @@ def but(healthy: Environment) -> Change:
 
 
 @pytest.fixture
-def cpu_only(but: Change) -> Environment:
+def cpu_only(but):
     """A healthy machine without a GPU, with a torch for the CPU."""
     distributions = {
         "numpy": "2.3.5",

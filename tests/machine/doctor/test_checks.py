@@ -1,15 +1,11 @@
 """Each check: what it is silent about, and what it says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nsabench.errors import EnvironmentRefused
-from nsabench.machine.doctor import MachineProblem, Severity, examine, refuse_unfit
+from nsabench.machine.doctor import Severity, examine, refuse_unfit
 from nsabench.machine.doctor.gpu import choose_device
 from nsabench.machine.environment.model import Cgroup, Driver, Environment
 from tests.machine.doctor.conftest import set_free_disk
@@ -18,7 +14,7 @@ Change = Callable[..., Environment]
 GIB = 1 << 30
 
 
-def only(environment: Environment, tmp_path: Path) -> MachineProblem:
+def only(environment, tmp_path):
     problems = examine(environment, results=tmp_path)
     assert len(problems) == 1, problems
     for sentence in (problems[0].what, problems[0].remedy):
@@ -43,14 +39,14 @@ def only(environment: Environment, tmp_path: Path) -> MachineProblem:
         ({"remap_failed": True}, "gpu_memory_faults", "could not be remapped"),
     ],
 )
-def test_gpu(but: Change, tmp_path: Path, fields: dict[str, Any], code: str, said: str) -> None:
+def test_gpu(but, tmp_path, fields, code, said):
     problem = only(but(gpu=fields), tmp_path)
     assert problem.code == code
     assert said in problem.what
     assert "GPU 0 (NVIDIA H200)" in problem.what
 
 
-def test_only_the_device_in_use_matters_once_it_is_known(but: Change, tmp_path: Path) -> None:
+def test_only_the_device_in_use_matters_once_it_is_known(but, tmp_path):
     ill = but(gpu={"mig": True}).gpus[0]
     fine = but().gpus[0].model_copy(update={"index": 1})
     both = but(gpus=[ill.model_copy(update={"used": False}), fine])
@@ -74,7 +70,7 @@ def test_only_the_device_in_use_matters_once_it_is_known(but: Change, tmp_path: 
         ("strange", "13.0", False),
     ],
 )
-def test_driver_too_old(but: Change, tmp_path: Path, driver: str, cuda: str, too_old: bool) -> None:
+def test_driver_too_old(but, tmp_path, driver, cuda, too_old):
     old = but(driver={"version": driver}, software={"torch_cuda": cuda, "cuda_usable": None})
     codes = [p.code for p in examine(old, results=tmp_path)]
     assert codes == (["driver_too_old"] if too_old else [])
@@ -91,29 +87,20 @@ def test_driver_too_old(but: Change, tmp_path: Path, driver: str, cuda: str, too
         (Driver(kernel_module="580.1", pci_devices=1, lost_gpus=1), "docker", "gpu_lost"),
     ],
 )
-def test_a_gpu_out_of_reach(
-    but: Change,
-    cpu_only: Environment,
-    tmp_path: Path,
-    driver: Driver,
-    container: str | None,
-    code: str,
-) -> None:
+def test_a_gpu_out_of_reach(but, cpu_only, tmp_path, driver, container, code):
     ill = but(cpu_only, driver=driver, container={"runtime": container})
     problems = [p for p in examine(ill, results=tmp_path) if p.code != "no_gpu"]
     assert [(p.severity, p.code) for p in problems] == [(Severity.ERROR, code)]
 
 
-def test_no_gpu_is_an_error_where_one_was_asked_for(
-    but: Change, cpu_only: Environment, tmp_path: Path
-) -> None:
+def test_no_gpu_is_an_error_where_one_was_asked_for(but, cpu_only, tmp_path):
     assert only(but(cpu_only, run={"device": "cuda"}), tmp_path).severity is Severity.ERROR
 
 
 # --- software
 
 
-def unusable(why: str) -> dict[str, Any]:
+def unusable(why):
     return {"software": {"cuda_usable": False}, "absent": {"software.cuda_usable": why}}
 
 
@@ -163,9 +150,7 @@ OLD_GPU = {"gpu": {"compute_capability": "7.5"}, "software": {"torch_architectur
         (OLD_GPU, "gpu_too_old", Severity.WARNING),
     ],
 )
-def test_one_problem(
-    but: Change, tmp_path: Path, parts: dict[str, Any], code: str, severity: Severity
-) -> None:
+def test_one_problem(but, tmp_path, parts, code, severity):
     problem = only(but(**parts), tmp_path)
     assert (problem.code, problem.severity) == (code, severity)
     assert problem.what and problem.remedy
@@ -185,17 +170,13 @@ def test_one_problem(
         ("2.8.0", "3.9.0", "3.9.0", False),  # what it says itself comes first
     ],
 )
-def test_unpaired(
-    but: Change, tmp_path: Path, torch: str, pinned: str | None, triton: str, unpaired: bool
-) -> None:
+def test_unpaired(but, tmp_path, torch, pinned, triton, unpaired):
     pair = but(software={"triton": triton, "torch": torch, "pinned_triton": pinned})
     codes = [p.code for p in examine(pair, results=tmp_path)]
     assert codes == (["unpaired"] if unpaired else [])
 
 
-def test_unpaired_is_but_a_note_without_a_gpu(
-    but: Change, cpu_only: Environment, tmp_path: Path
-) -> None:
+def test_unpaired_is_but_a_note_without_a_gpu(but, cpu_only, tmp_path):
     odd = but(cpu_only, software={"triton": "3.9.0"})
     [problem] = [p for p in examine(odd, results=tmp_path) if p.code != "no_gpu"]
     assert problem.severity is Severity.NOTE
@@ -217,9 +198,7 @@ def test_unpaired_is_but_a_note_without_a_gpu(
         ("12.0", ["something new"], True),
     ],
 )
-def test_architecture(
-    but: Change, tmp_path: Path, capability: str, architectures: list[str], supported: bool
-) -> None:
+def test_architecture(but, tmp_path, capability, architectures, supported):
     codes = {"torch_architectures": architectures}
     machine = but(gpu={"compute_capability": capability}, software=codes)
     found = [p.code for p in examine(machine, results=tmp_path)]
@@ -235,15 +214,7 @@ def test_architecture(
         ("2.4.1", "3.0.0", "1.26.4", None),
     ],
 )
-def test_numpy_with_the_interpreter(
-    but: Change,
-    cpu_only: Environment,
-    tmp_path: Path,
-    torch: str,
-    triton: str,
-    numpy: str,
-    severity: Severity | None,
-) -> None:
+def test_numpy_with_the_interpreter(but, cpu_only, tmp_path, torch, triton, numpy, severity):
     machine = but(cpu_only, software={"triton": triton, "numpy": numpy, "torch": torch})
     found = [p.severity for p in examine(machine, results=tmp_path) if p.code == "numpy_too_new"]
     assert found == ([severity] if severity else [])
@@ -274,11 +245,11 @@ def test_numpy_with_the_interpreter(
         ),
     ],
 )
-def test_host(but: Change, tmp_path: Path, fields: dict[str, Any], code: str) -> None:
+def test_host(but, tmp_path, fields, code):
     assert only(but(host=fields), tmp_path).code == code
 
 
-def test_kernels_that_nothing_holds_are_told(but: Change, tmp_path: Path) -> None:
+def test_kernels_that_nothing_holds_are_told(but, tmp_path):
     loose = but().model_copy(update={"sandbox": "none: this kernel has no Landlock"})
     assert only(loose, tmp_path).code == "no_sandbox"
     held = loose.model_copy(update={"sandbox": "files, TCP, signals (Landlock 7)"})
@@ -304,13 +275,11 @@ def test_kernels_that_nothing_holds_are_told(but: Change, tmp_path: Path) -> Non
         {"host": {"ram_available_bytes": None, "affinity_threads": None, "load_1m": None}},
     ],
 )
-def test_a_machine_that_is_fine(but: Change, tmp_path: Path, parts: dict[str, Any]) -> None:
+def test_a_machine_that_is_fine(but, tmp_path, parts):
     assert examine(but(**parts), results=tmp_path) == []
 
 
-def test_powersave_is_worse_where_the_cpu_is_timed(
-    but: Change, cpu_only: Environment, tmp_path: Path
-) -> None:
+def test_powersave_is_worse_where_the_cpu_is_timed(but, cpu_only, tmp_path):
     machine = but(cpu_only, host={"governor": "powersave"})
     [problem] = [p for p in examine(machine, results=tmp_path) if p.code != "no_gpu"]
     assert problem.severity is Severity.WARNING
@@ -319,13 +288,7 @@ def test_powersave_is_worse_where_the_cpu_is_timed(
 @pytest.mark.parametrize(
     ("free", "severity"), [(10 * GIB, None), (GIB, Severity.WARNING), (GIB // 8, Severity.ERROR)]
 )
-def test_low_disk(
-    healthy: Environment,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    free: int,
-    severity: Severity | None,
-) -> None:
+def test_low_disk(healthy, tmp_path, monkeypatch, free, severity):
     set_free_disk(monkeypatch, free)
     problems = examine(healthy, results=tmp_path)
     assert [p.severity for p in problems] == ([severity] if severity else [])
@@ -347,9 +310,7 @@ def test_low_disk(
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", Severity.WARNING),
     ],
 )
-def test_variables(
-    but: Change, tmp_path: Path, name: str, value: str, severity: Severity | None
-) -> None:
+def test_variables(but, tmp_path, name, value, severity):
     machine = but(run={"variables": {name: value}})
     if severity is None:
         assert examine(machine, results=tmp_path) == []
@@ -359,9 +320,7 @@ def test_variables(
     assert problem.remedy == f"Run `unset {name}`."
 
 
-def test_variables_do_not_matter_without_a_gpu(
-    but: Change, cpu_only: Environment, tmp_path: Path
-) -> None:
+def test_variables_do_not_matter_without_a_gpu(but, cpu_only, tmp_path):
     machine = but(cpu_only, run={"variables": {"CUDA_LAUNCH_BLOCKING": "1"}})
     assert only(machine, tmp_path).code == "no_gpu"
 
@@ -369,7 +328,7 @@ def test_variables_do_not_matter_without_a_gpu(
 # --- what a run makes of it
 
 
-def test_a_run_on_a_gpu_is_refused_for_an_error_only(but: Change, tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_is_refused_for_an_error_only(but, tmp_path):
     on_gpu = {"device": "cuda"}
     ill = but(run={**on_gpu, "variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, gpu={"mig": True})
     with pytest.raises(EnvironmentRefused) as caught:
@@ -379,25 +338,19 @@ def test_a_run_on_a_gpu_is_refused_for_an_error_only(but: Change, tmp_path: Path
     assert {p.severity for p in refuse_unfit(warm, results=tmp_path)} == {Severity.WARNING}
 
 
-def test_a_run_on_a_cpu_is_told_and_not_refused(
-    but: Change, cpu_only: Environment, tmp_path: Path
-) -> None:
+def test_a_run_on_a_cpu_is_told_and_not_refused(but, cpu_only, tmp_path):
     hidden = but(cpu_only, run={"device": "cpu"}, driver={"pci_devices": 1})
     [problem] = refuse_unfit(hidden, results=tmp_path)
     assert problem.severity is Severity.ERROR
 
 
-def test_a_full_disk_refuses_any_run(
-    but: Change, cpu_only: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_refuses_any_run(but, cpu_only, tmp_path, monkeypatch):
     set_free_disk(monkeypatch, 300 << 10)
     with pytest.raises(EnvironmentRefused, match="Only 0 MiB of disk"):
         refuse_unfit(but(cpu_only, run={"device": "cpu"}), results=tmp_path)
 
 
-def test_a_host_whose_gpu_cannot_be_used_is_not_measured_on_its_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_whose_gpu_cannot_be_used_is_not_measured_on_its_cpu(monkeypatch):
     """It was, with exit code 0. Asking for the CPU still measures there."""
     monkeypatch.setattr("nsabench.machine.environment.nvml.Device.list_all", list)
     driver = Driver()

@@ -1,7 +1,5 @@
 """The doctor as a whole: silent on a healthy machine, ordered on a sick one, readable by both."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -20,7 +18,7 @@ from nsabench.machine.environment.model import Environment
 Change = Callable[..., Environment]
 
 
-def text_of(environment: Environment, results: Path) -> str:
+def text_of(environment, results):
     console = Console(file=io.StringIO(), width=100)
     problems = describe_problems(examine(environment, results=results))
     console.print(*describe(environment), *problems, sep="\n")
@@ -28,7 +26,7 @@ def text_of(environment: Environment, results: Path) -> str:
     return console.file.getvalue()
 
 
-def test_silent_on_a_healthy_machine(healthy: Environment, tmp_path: Path) -> None:
+def test_silent_on_a_healthy_machine(healthy, tmp_path):
     assert examine(healthy, results=tmp_path / "not/made/yet") == []
     text = text_of(healthy, tmp_path)
     assert "NVIDIA H200 · sm_90 · 132 SMs · 140 GiB" in text
@@ -38,12 +36,12 @@ def test_silent_on_a_healthy_machine(healthy: Environment, tmp_path: Path) -> No
     assert text.rstrip().endswith("Nothing wrong was found.")
 
 
-def test_without_a_gpu_only_that_is_said(cpu_only: Environment, tmp_path: Path) -> None:
+def test_without_a_gpu_only_that_is_said(cpu_only, tmp_path):
     [problem] = examine(cpu_only, results=tmp_path)
     assert (problem.severity, problem.code) == (Severity.NOTE, "no_gpu")
 
 
-def test_worst_first(but: Change, tmp_path: Path) -> None:
+def test_worst_first(but, tmp_path):
     ill = but(gpu={"persistence": False, "ecc_uncorrected": 2})
     problems = examine(ill, results=tmp_path)
     assert [p.severity for p in problems] == [Severity.ERROR, Severity.WARNING]
@@ -52,12 +50,12 @@ def test_worst_first(but: Change, tmp_path: Path) -> None:
     assert "→ Run `nvidia-smi -i 0 -pm 1` as root on the host." in text
 
 
-def test_markup_in_names_is_only_text(but: Change, tmp_path: Path) -> None:
+def test_markup_in_names_is_only_text(but, tmp_path):
     text = text_of(but(gpu={"name": "[red]GPU", "persistence": False}), tmp_path)
     assert text.count("[red]GPU") == 2
 
 
-def test_a_machine_about_which_nothing_is_known(healthy: Environment, tmp_path: Path) -> None:
+def test_a_machine_about_which_nothing_is_known(healthy, tmp_path):
     blank = Environment(
         collected=healthy.collected,
         complete=False,
@@ -70,7 +68,7 @@ def test_a_machine_about_which_nothing_is_known(healthy: Environment, tmp_path: 
     assert "none (not seen)" in text_of(blank, tmp_path)
 
 
-def test_this_machine(tmp_path: Path) -> None:
+def test_this_machine(tmp_path):
     environment = collect(None, None)
     for problem in examine(environment, results=tmp_path):
         assert re.fullmatch(r"[a-z0-9_]+", problem.code)
@@ -80,9 +78,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["here", "here/below/that"])
-def test_a_place_that_cannot_be_written(
-    healthy: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_place_that_cannot_be_written(healthy, tmp_path, monkeypatch, place):
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path / "here")
     (tmp_path / "here").mkdir()
     [problem] = examine(healthy, results=tmp_path / place)
