@@ -4,7 +4,7 @@ import click
 
 from nsabench import conclusion
 from nsabench.cli import _help, _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
@@ -24,7 +24,8 @@ from nsabench.output import report
     "--markdown", "as_markdown", is_flag=True, help="Print a summary for a pull request instead."
 )
 @_options.ops_of_the_run
-def command(run: Path, out: Path | None, derive: bool, as_markdown: bool) -> None:
+@_options.as_json
+def command(run: Path, out: Path | None, derive: bool, as_markdown: bool, as_json: bool) -> None:
     """Write the report of a run.
 
     Writes report.html and selection_report.md.
@@ -46,5 +47,8 @@ def command(run: Path, out: Path | None, derive: bool, as_markdown: bool) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     written = conclusion.derive(facts, folder) if derive else []
     written += [report.write_markdown(facts, folder), report.write_html(facts, folder)]
-    for path in written:
-        say(path)
+    if as_json:
+        say_json({"valid": not facts.invalidating, "written": [str(path) for path in written]})
+    else:
+        for path in written:
+            say(path)

@@ -1,5 +1,6 @@
 """selection_report.md and `nsabench report`."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -89,8 +90,9 @@ def test_an_interrupted_run_says_so(tmp_path):
 
 
 def test_the_command_writes_both(run, tmp_path):
-    done = CliRunner().invoke(command, [str(run), "--out", str(tmp_path)])
+    done = CliRunner().invoke(command, [str(run), "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["valid"] is True
     assert (tmp_path / "report.html").is_file() and (tmp_path / "selection_report.md").is_file()
 
 
