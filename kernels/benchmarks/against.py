@@ -188,12 +188,12 @@ def device_us(calls: dict[str, Call]) -> dict[str, list[float]]:
 
 
 def host_us(calls: dict[str, Call]) -> dict[str, list[float]]:
-    """How long each call holds the CPU, nothing awaited, in turn."""
+    """How long each call holds the CPU, nothing awaited; the leader changes each round."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(HOST_CALLS):
-        for name, call in calls.items():
+    for round_ in range(HOST_CALLS):
+        for name in list(calls) if round_ % 2 else list(calls)[::-1]:
             start = time.perf_counter_ns()
-            call()
+            calls[name]()
             samples[name].append((time.perf_counter_ns() - start) / 1e3)
         torch.cuda.synchronize()
     return {name: values[20:] for name, values in samples.items()}
