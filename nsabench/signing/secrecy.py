@@ -12,6 +12,7 @@ import os
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 CAP_SYS_PTRACE = 19
+CAPABILITY_VERSION = 0x20080522
 # Variables that hold or name the key, and identity tokens of CI services.
 _PREFIXES = (
     "NSABENCH_SIGNING_KEY",
@@ -29,6 +30,11 @@ def seclude() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # fails without privileges
+    # Some container engines make capabilities inheritable; a child of root keeps those.
+    header, sets = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, sets)
+    sets[2] &= ~(1 << CAP_SYS_PTRACE)  # effective, permitted, inheritable; the same from 32 on
+    libc.capset(header, sets)
     libc.getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if is_secret(name)]:
         _withheld[name] = os.environ[name]

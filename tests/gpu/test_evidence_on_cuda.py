@@ -64,7 +64,7 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     children = psutil.Process(begun.pid).children(recursive=True)
     begun.send_signal(signal.SIGKILL)
     begun.wait(30)
-    # A spy that still lived would read the key in the child that is about to be the second run.
+    # No worker outlives its run.
     assert psutil.wait_procs(children, 30)[1] == []
     found.rename(first)  # so that it looks again
     with subprocess.Popen(

@@ -159,6 +159,19 @@ def test_what_a_kernel_can_read_is_said(stage):
     assert "can reach this user's files, runs and keys" in " ".join(stage.said.split())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to hand on")
+@pytest.mark.parametrize("inheritable", ["-all", "+sys_ptrace"])
+def test_children_may_not_trace_the_run(inheritable):
+    """Some container engines start root with inheritable capabilities."""
+    code = (
+        "import subprocess\nfrom nsabench.signing.secrecy import seclude\nseclude()\n"
+        "subprocess.run(['grep', 'CapEff', '/proc/self/status'])"
+    )
+    command = ["setpriv", f"--inh-caps={inheritable}", sys.executable, "-c", code]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert not int(said.split()[1], 16) >> 19 & 1
+
+
 def test_the_first_environment_of_the_run_is_wiped(stage):
     """Root and monitors read it there whatever the process forbids."""
     other = keys.private_pem(Ed25519PrivateKey.generate()).decode()
