@@ -22,10 +22,10 @@ from tests.output.report.browser import Browser, chromium
 WIDE, HIGH = 80, 24  # columns and lines of the terminal
 # Name, width and height in pixels, dark, what is on top.
 OF_A_PAGE = (
-    ("report", 1200, 1150, False, "header"),
+    ("report", 1280, 720, False, "header"),
     ("report-phone", 375, 760, True, "#faster"),
 )
-OF_A_SITE = (("site", 1200, 900, False, "header"),)
+OF_A_SITE = (("site", 1280, 720, False, "header"),)
 
 
 def main() -> None:

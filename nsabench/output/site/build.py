@@ -74,7 +74,8 @@ class SiteRun:
 
     @property
     def link(self) -> Link:
-        return Link(f"{self.created[:10]}, {self.trust}", f"#run-{self.run_id}")
+        date = self.created[:10].replace("-", "\u2011")  # no line breaks at this hyphen
+        return Link(f"{date}, {self.trust}", f"#run-{self.run_id}")
 
     @property
     def missed(self) -> list[str]:

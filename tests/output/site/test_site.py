@@ -83,7 +83,7 @@ def test_a_decision_names_the_trust_of_its_run(tmp_path):
     decided = []
     for trusted, name in ((frozenset(), "any"), (frozenset({keyid}), "mine")):
         text = site.write([archive], tmp_path / name, trusted).read_text()
-        decided += re.findall(r'href="#run-[^"]*">2026-01-01, (\w+)<', text)
+        decided += re.findall(r'href="#run-[^"]*">2026.01.01, (\w+)<', text)
     assert set(decided) == {Trust.EPHEMERAL, Trust.PINNED}
     with pytest.raises(VerificationFailed, match="pinned is required"):
         site.write([archive], tmp_path / "refused", require=Trust.PINNED)
