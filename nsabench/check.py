@@ -72,8 +72,8 @@ def check_file(
 ) -> list[CheckResult]:
     """Measure the implementations of the file and the baselines, in the same rounds.
 
-    `on_found` receives each new pair of an implementation of the file and its status, as a step,
-    before the implementation is timed.
+    `on_found` receives a step for each status that an implementation of the file has for the first
+    time, before the implementation is timed.
     """
     sources = registry.sources(request.file, request.ops_file)
     installed: list[ImplementationInfo] = []

@@ -34,7 +34,7 @@ class Launch:
 
 
 def run(launch: Launch, say: Callable[[str], None]) -> int:
-    """Run to the end and return the exit code. say: is called with each printed line."""
+    """Run to the end and return the exit code. `say` gets each printed line."""
     _check_results(launch.results)
     image = tag(launch.combo)
     client = daemon.connect()

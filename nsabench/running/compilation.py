@@ -74,7 +74,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
     by_kind: dict[bool, list[Family]] = {True: [], False: []}
     for by_content in families.values():
         family = sorted(by_content.values(), key=_order)
-        # The first call of each series: of cases that differ only in length.
+        # Only the first call of each series (cases that differ only in length) also runs probes.
         first = {ops.series_key(call.case): call for call in reversed(family)}
         family = [replace(call, probes=call in first.values()) for call in family]
         info = family[0].info
@@ -84,7 +84,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
 
 
 def _order(call: FirstCall) -> tuple[bool, int]:
-    # Sort a backward before a forward, and small cases before large ones.
+    # Sort what has gradients before a forward, and small cases before large ones.
     return not call.case.direction.differentiates, ops.work(call.case).bytes_min
 
 
@@ -144,7 +144,7 @@ class CompileAhead:
         try:
             worker.describe()
         except EnvironmentRefused:
-            pass  # the rest is compiled again
+            pass  # caches that were not copied are compiled again
         finally:
             worker.retire()
 

@@ -33,7 +33,8 @@ def seclude() -> None:
     # Some container engines make capabilities inheritable; a child of root keeps those.
     header, sets = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     libc.capget(header, sets)
-    sets[2] &= ~(1 << CAP_SYS_PTRACE)  # effective, permitted, inheritable; the same from 32 on
+    inheritable = 2  # sets: effective, permitted and inheritable capabilities below 32, then others
+    sets[inheritable] &= ~(1 << CAP_SYS_PTRACE)
     libc.capset(header, sets)
     libc.getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if is_secret(name)]:

@@ -101,7 +101,7 @@ def run_template(parent: int, descriptor: int) -> None:
     """Fork workers and checkers on requests from a socket to the supervisor, `descriptor`."""
     die_with(parent)
     import_all()
-    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # the workers will measure on the CPU
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # CPU workers share the array that flushes
         timer.flush()
     if sum(1 for _ in Path("/proc/self/task").iterdir()) != 1:
         raise SystemExit("a library has started threads, which do not survive a fork")

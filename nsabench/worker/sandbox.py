@@ -18,7 +18,7 @@ DENIED = (
     "the sandbox denies it: a kernel may write only below $TMPDIR, and read no run folder. If you "
     "trust the kernel, use --no-sandbox"
 )
-# Devices that kernels need. Root could write to any other device.
+# The devices that kernels need. All of /dev would let a kernel of root write to any disk.
 _DEVICES = "null", "zero", "full", "random", "urandom", "tty", "nvidia*", "dri", "kfd", "dxg"
 # Caches of compilers, by the environment variable that names the folder.
 _CACHES = {
@@ -61,7 +61,7 @@ def enter(sandbox: Sandbox) -> None:
         hard = resource.getrlimit(what)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(what, (limit, limit))
-    # CAP_PERFMON shows other processes' memory. CAP_DAC_READ_SEARCH opens files without a path.
+    # All others go: with CAP_DAC_READ_SEARCH, for example, files are opened by handle, not by path.
     capabilities.keep(
         capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
     )
@@ -143,7 +143,7 @@ def _restrict_calls(*, signals: bool) -> Iterator[str]:
     try:
         seccomp.restrict(signals=signals, connects=connects)
     except OSError as error:
-        yield f"all sockets open ({error.strerror})"
+        yield f"no system calls ({error.strerror})"
     else:
         sockets = "sockets but local ones" if connects else "sockets"
         yield f"{sockets}, signals (seccomp)" if signals else f"{sockets} (seccomp)"

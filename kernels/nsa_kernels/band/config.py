@@ -30,15 +30,15 @@ def value_columns(d: int, dv: int, itemsize: int) -> int:
     """Return the columns of a tile of values in the forward pass: ``dv``, and masked ones.
 
     A row of 16-bit values gets at least as many bytes as a row of keys, up to 128, so that both
-    have the same layout in shared memory. With two layouts, and rows at odd addresses, which are
-    not copied asynchronously, ptxas 12.8 takes the address of values from an unwritten register.
+    have the same layout in shared memory. If the layouts differ and rows are aligned to 2 bytes
+    only, ptxas 12.8 takes the address of values from an unwritten register.
     """
     columns = next_power_of_2(dv)
     return max(columns, min(next_power_of_2(d), 64)) if itemsize == 2 else columns
 
 
 def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
-    """Return the bytes of shared memory for the queries and for the staged keys and values."""
+    """Return a bound on shared memory in bytes: staged keys with values, queries with outputs."""
     d, dv, size = q.shape[3], v.shape[3], q.element_size()
     row = (next_power_of_2(d) + value_columns(d, dv, size)) * size
     return row * (tiles.block_n * tiles.num_stages + tiles.block_m)
@@ -47,7 +47,7 @@ def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
 def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) -> Tiles:
     """Return ``tiles`` (in float32, 32 by 32), shrunk to fit in the shared memory of the device.
 
-    A loop stages keys and keeps queries, or with ``stage_queries`` the reverse.
+    A kernel stages tiles of keys beside one tile of queries, or with ``stage_queries`` the reverse.
     """
     m, n, warps, stages = tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
     if q.element_size() == 4:

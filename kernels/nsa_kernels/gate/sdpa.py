@@ -53,7 +53,7 @@ def packed_sdpa(
     check_whole("packed_sdpa", "selected_len", bound, 0)
     width = min(max(bound, 1), s_kv)
     if width == 0 or ranges.shape[3] == 0 or q.numel() == 0:
-        # Zeros that autograd connects to the inputs, even if these are not finite.
+        # Sums over no element keep the inputs in the graph, and are 0 also if an input is inf.
         return q.new_zeros((b, s, g, h, dv)) + sum(x[:0].sum() for x in (q, k, v))
     rows = b * s * g
     start, before = disjoint_spans(ranges, s_kv)
@@ -135,7 +135,8 @@ def _attend(
 def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return rows ``index`` of x, from a float32 copy if a gradient is needed.
 
-    torch adds up the gradients of a row in the dtype of x; in bfloat16, errors reach per cents.
+    torch adds up the gradients of a row in the dtype of x. In bfloat16 the sum may be off by
+    several per cent.
     """
     if torch.is_grad_enabled() and x.requires_grad and x.element_size() < 4:
         return x.float().index_select(0, index).to(x.dtype)

@@ -3,7 +3,7 @@
 The heads of a group are the rows of a tile, padded to 16 or more. All tensors are contiguous.
 
 In query_major, q [N,HQ,D], k [N,H,D], v [N,H,DV] hold all sequences. rows int32 [N,H,S] has the
-selected blocks, or -1. They are counted from begin int32 [N], where the query's sequence begins.
+selected blocks, or -1. Block 0 of query n begins at token begin[n], int32 [N].
 In split_keys, q is [R,H,D], k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2]. R is B*S*G.
 """
 

@@ -49,7 +49,7 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProb
 
 
 def describe(environment: Environment, *, torch: bool | None = None) -> list[Text]:
-    """Return the labelled lines of a machine. torch: only those that do, or do not, need torch."""
+    """Return labelled lines of a machine. `torch`: only those that need torch, or only others."""
     return [
         Text.assemble((f"{label:{LABEL_WIDTH}}", "dim"), " ", line)
         for label, line in summarise(environment, environment.gpus)

@@ -146,7 +146,7 @@ def write(
     trusted: frozenset[str] = frozenset(),
     require: Trust = Trust.EPHEMERAL,
 ) -> Path:
-    """Write the site into a new folder, and return its first page. Raises `UsageError`."""
+    """Write the site into a new folder, and return its first page."""
     refuse_filled(folder)
     around = {folder.resolve(), *folder.resolve().parents}
     if signed_around(folder) or any(Path(place).resolve() in around for place in places):

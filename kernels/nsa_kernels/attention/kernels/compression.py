@@ -98,7 +98,9 @@ def compress_kernel(
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Program (KEYS compressed keys, head of k and then of v, batch): write k_cmp [B,N,H,D], v_cmp.
+    """Program (KEYS compressed keys, head, batch): write k_cmp [B,N,H,D] and v_cmp.
+
+    Heads 0 to H - 1 are those of k, and H to 2 H - 1 those of v.
 
     If PACKED, key i is key number i - cu_keys[s] of its sequence s. Keys in no sequence get 0.
     """
@@ -191,7 +193,9 @@ def compress_backward_kernel(
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Program (TOKENS tokens, head of dk and then of dv, batch): write dk [B,T,H,D] and dv.
+    """Program (TOKENS tokens, head, batch): write dk [B,T,H,D] and dv.
+
+    Heads 0 to H - 1 are those of dk, and H to 2 H - 1 those of dv.
 
     The inputs are the gradients of k_cmp [B,N,H,D] and v_cmp, with strides k_* and v_*. Tokens in
     no sequence get 0.

@@ -90,8 +90,9 @@ class Spans(NamedTuple):
     """The arguments of ``numbered_spans`` and ``key_of``.
 
     If ``search_steps`` is 0, ``spans`` are [B,S,G,n,2] in any order. The kernel pads the spans of a
-    row to ``padded``, makes them disjoint, and does not read ``before``. Otherwise, both are from
-    ``disjoint_spans``, and a search for the span of a key takes ``search_steps`` steps.
+    row to ``padded``, makes them disjoint, and does not read ``before``. Otherwise ``spans``
+    [B,S,G,n] and ``before`` [B,S,G,n + 1] are ``start`` and ``before`` of ``disjoint_spans``, and a
+    search for the span of a key takes ``search_steps`` steps.
     """
 
     spans: torch.Tensor
