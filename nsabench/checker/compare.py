@@ -16,8 +16,8 @@ from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
 
 LOST = 1 / 8  # a row is lost if at most this share of the norm that it should have is left
-# That norm must also exceed rounding in a typical row. Rounding may cancel a row of fewer elements
-# than this, such as the three of dgates, so there the norm must exceed `row_ratio` times as much.
+# The norm that it should have must also exceed rounding in a typical row. In a row of fewer than
+# MANY elements (dgates has three), it must exceed `row_ratio` times that: rounding may cancel it.
 MANY = 16
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 
@@ -168,7 +168,7 @@ def check_values(
     resolved = checks.resolution(case)
     sampled = ops.get(case.op).samples_queries
     errors = measure(name, output, oracle, resolved, factor, sampled)
-    # NaN or infinity in the output makes the mean NaN or infinite, so only then is there a count.
+    # NaN or infinity in the output makes the mean NaN or infinite; only then are they counted.
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     if probe:

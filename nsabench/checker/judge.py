@@ -59,7 +59,7 @@ class Oracles:
         else:
             output, gradients = self.op.results(inputs, grad_out)
             expected = {f"d{name}": gradients[name] for name in self.op.differentiable}
-            # float32 takes half the memory, and rounds by a twentieth of an honest result's error.
+            # float32 halves the memory. Its rounding is a twentieth of an honest result's error.
             expected[OUTPUT] = output.float()
         self.expected.append(expected)
         tensors = [*inputs.tensors.values(), *expected.values(), grad_out]
@@ -182,7 +182,7 @@ class OutputJudge:
         return Checked(right=True)
 
     def _find_flaw(self, delivery: Delivery, tally: ErrorTally) -> str:
-        """Return why a delivery cannot be checked, or an empty text. Foreign code may forge one."""
+        """Return why a delivery, which may be forged, cannot be checked, or an empty text."""
         oracles = self._oracles.get((delivery.computes, delivery.probe))
         if oracles is None or delivery.computes != tally.computes:
             return f"there is no oracle of {delivery.computes[:40]!r}"

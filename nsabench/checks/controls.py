@@ -110,7 +110,7 @@ def decide_catch(row: Record, case: Sequence[Record], findings: Sequence[Finding
     if row.caught_by == "roofline":
         best = best_baseline(case, alongside=True)
         if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
-            return Catch.UNPROVEN  # such as one that its own host time keeps from being too fast
+            return Catch.UNPROVEN  # for example, its host time keeps it from being too fast
     return Catch.MISSED
 
 
@@ -196,8 +196,8 @@ def find_unproven(records: Sequence[Record]) -> list[Unproven]:
 def list_unproven(
     outcomes: Iterable[tuple[Group, str, Catch]], guarding: Iterable[tuple[Group, str]] = ()
 ) -> list[Unproven]:
-    """Return the checks in `guarding`, or with an unproven control, whose controls were neither
-    caught nor missed. outcomes: the group, check and `caught` of each control."""
+    """Return the checks that are in `guarding` or have an unproven control, unless one of their
+    controls was caught or missed. outcomes: the group, check and `caught` of each control."""
     catches: dict[tuple[Group, str], set[Catch]] = defaultdict(set)
     for group, check, caught in outcomes:
         catches[group, check].add(caught)
@@ -211,7 +211,7 @@ def list_unproven(
 
 
 def describe_unproven(unproven: Iterable[Unproven]) -> Iterator[tuple[tuple[Group, ...], str]]:
-    """Yield groups with the same unproven checks, and a sentence, except for stuck checks."""
+    """Yield groups with the same unproven checks, and a sentence. Stuck checks are left out."""
     checks: dict[Group, list[str]] = defaultdict(list)
     for lack in unproven:
         if not lack.is_stuck:

@@ -23,7 +23,7 @@ IN_THE_RUNNING = 2.0  # a baseline within this multiple of the best time before 
 
 GROWTH_OF_WORK = 4.0
 FLAT = 1.1  # a time that grows by less while the work grows by `GROWTH_OF_WORK` or more is flat
-FILLED = 0.5  # a flat time is suspicious if the least time of its work is at least this share of it
+FILLED = 0.5  # a flat time is suspicious if its work alone takes at least this share of the time
 # Work that takes less time than this can hide behind launches and the latency of the first loads.
 LAUNCH_FLOOR_MS = 0.02
 

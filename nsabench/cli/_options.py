@@ -191,7 +191,7 @@ RUN = (junit, as_json, wide, verbose, shard, resume, out)
 def measuring(*options: Decorator) -> Decorator:
     """Add options to a command, which receives them as one `Measuring`.
 
-    `--help` shows the last option first.
+    They are added in this order, so `--help` shows the last one first.
     """
     names = {field.name for field in fields(Measuring)}
 

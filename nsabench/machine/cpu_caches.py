@@ -17,7 +17,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @cache
 def last_level_bytes(folder: Path = CACHES) -> int:
-    """Return the bytes of the last-level cache, within bounds; many ARM hosts do not report any."""
+    """Return the bytes of the last-level cache, within bounds. Many ARM hosts report no size."""
     sizes = [0]
     with suppress(OSError):
         for path in folder.glob("index*"):

@@ -45,7 +45,7 @@ SHEETS = (
 
 
 def find(gpu: str) -> Sheet:
-    """Return the only sheet that fits a driver's name of a GPU. Raises `UsageError`."""
+    """Return the sheet for a GPU as drivers name it. Raises `UsageError` if none or several fit."""
     fitting = _find_fitting(gpu)
     if len(fitting) == 1:
         return fitting[0]

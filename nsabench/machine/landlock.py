@@ -53,8 +53,8 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
     """Restrict this thread and its children to these rights, and return the ABI version.
 
     readable, writable: files, and folders with all that is in them; device files cannot be made.
-    listable: folders of which only file names can be read, also in folders below. ABI 4 also
-    refuses TCP, and ABI 6 signals to other processes and their abstract sockets. Raises `OSError`.
+    listable: folders of which only file names can be read, also in folders below. From ABI 4, TCP
+    is refused; from ABI 6, signals to other processes and their abstract sockets. Raises `OSError`.
     """
     version = abi()
     everything = handled(version)

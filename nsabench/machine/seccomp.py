@@ -78,7 +78,7 @@ _CALLS = {
         ioctl=(29,),
     ),
 }
-# "All processes of this user" in setpriority(2) and ioprio_set(2).
+# By system call (setpriority(2), ioprio_set(2)): the first argument for all processes of a user.
 _OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
 # F_SETLEASE in fcntl(2) makes others wait when they open the file.
 _LEASE = (1024,)

@@ -66,7 +66,7 @@ class Judged(Message):
 
     status: Status = Status.OK
     reason: str = ""
-    # Set even if the status is ok, if `check_parity` will find the worst row wrong.
+    # Also set for an `ok` status if `check_parity` will find the worst row wrong.
     diagnosis: str = ""
     diagnosis_id: str = ""  # such as `not-causal`
     worst_element: str = ""  # index, value and right value of the element farthest off

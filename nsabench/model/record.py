@@ -51,7 +51,7 @@ class Column:
     is_required: bool = False  # whether each row has a value
 
     def read(self, value: Any) -> Any:
-        """Return a value of a file. `OutOfBounds` if it is missing, or an unknown word."""
+        """Return a value of a file. Raises `OutOfBounds` if it is missing, or an unknown word."""
         if value is None:
             if self.is_required:
                 raise OutOfBounds(f"holds a row that has no {self.name}")

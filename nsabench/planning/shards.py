@@ -65,7 +65,7 @@ def estimate_s(planned: PlannedCase, device: Device = "cuda") -> float:
 
 
 def _deal(series: Iterable[Cases], costs: Mapping[str, int], count: int) -> list[set[str]]:
-    """Return the case ids of each shard. The costliest series goes first, to the cheapest shard."""
+    """Return the case ids of each shard. Each series, costliest first, joins the cheapest shard."""
     shards: list[set[str]] = [set() for _ in range(count)]
     spent = [0] * count
     priced = [(sum(costs[planned.id] for planned in cases), cases) for cases in series]

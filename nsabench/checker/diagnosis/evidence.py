@@ -1,4 +1,4 @@
-"""A few wrong rows of a problem, to try many hypotheses on, and the keys that they select."""
+"""A few wrong rows of a problem, with the keys that they select, to try many hypotheses on."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nsabench import ops
 from nsabench.checker.diagnosis.search import FAR_OFF, Diagnosis
 from nsabench.ops import Inputs, Op
 
-# The most input elements of a thinned-out problem, unless it has the fewest rows. An oracle call on
-# these takes milliseconds.
+# The most input elements of a thinned-out problem, unless LEAST_ROWS rows have more. An oracle call
+# on so many takes milliseconds.
 ELEMENTS = 1 << 20
 LEAST_ROWS, MOST_ROWS = 2, 32
 
 # A function from inputs and the indices [R] of rows to the spans [R,n,2] of keys that these select.
 Spans = Callable[[Inputs, Tensor], Tensor]
 OtherInputs = Iterator[tuple[Diagnosis, Inputs]]
-# Pairs of a mistake and what rows select by it: spans, or each row's keys if one may count twice.
+# A mistake and what rows select by it: spans, or the keys of each row if a key may count twice.
 OtherKeys = Iterator[tuple[Diagnosis, Tensor | list[Tensor]]]
 
 

@@ -90,7 +90,7 @@ def diagnose_gradient(
         return not_finite.surrounded(f"{name}: ")
     p = Problem(op, inputs, grad_out, name.removeprefix("d"), got.double(), right, previous)
     if p.is_small:
-        # `grad_out` lacks a factor. Gradients are linear in it, so `right` has the same factor.
+        # `grad_out` lacks a factor that `right` has. It can be found, since gradients are linear.
         factor = search.find_factor(right, p.compute(grad_out)) or 1.0
         p = replace(p, grad_out=grad_out.double() * factor)
     explained = _find_factor(p) or search.explain(

@@ -78,7 +78,7 @@ def explain(
             break
     if best is None or error > EXPLAINS * off:
         return None
-    # Errors up to a few times those that the explanation leaves, or small ones, may be rounding.
+    # An error up to ROUNDING times the one left, or up to 1 / SMALL of the worst, may be rounding.
     where = locate(vector_errors > max(ROUNDING * error, float(vector_errors.max()) / SMALL))
     where = "" if where == EVERYWHERE else f" in {where}"
     errors = f" (mean error {off:.3g}, and {error:.2g} if the oracle makes this mistake)"

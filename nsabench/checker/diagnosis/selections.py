@@ -178,7 +178,7 @@ def _mistake_choice(chosen: Tensor) -> OtherTensors:
 
 
 def _mistake_ends(spans: Tensor, span: str) -> OtherTensors:
-    """Yield wrong variants of spans [...,n,2]: other ends, or one lost. Empty ones stay empty."""
+    """Yield spans [...,n,2] with wrong ends (but empty ones stay empty), or with one span lost."""
     filled = spans[..., 1:] > spans[..., :1]
     for name, shift in (
         ("span-first-key-lost", (1, 0)),
@@ -249,7 +249,7 @@ def mistake_cache_block_inputs(inputs: Inputs) -> OtherInputs:
 
 
 def select_blocks(inputs: Inputs, rows: Tensor) -> Tensor:
-    """Return the spans of chosen blocks, cut off after the query (if not causal, its sequence)."""
+    """Return the spans of chosen blocks. They end at the query or, if not causal, its sequence."""
     chosen = inputs.tensors["block_indices"][place_rows(inputs, rows)].long()
     size = int(inputs.options["block_size"])
     token, start, end = place_in_sequences(inputs, rows)

@@ -15,7 +15,7 @@ from nsabench.checker.diagnosis.evidence import Evidence, Selection, unite
 from nsabench.checker.diagnosis.search import Hypothesis, mistake
 
 TILES = (16, 32, 64, 128, 256)
-# The most products of a weight and a value that `_find_prefix` has in memory, except for one row.
+# The most products of weights and values that `_find_prefix` holds, unless one row has more.
 SEARCH_ELEMENTS = 1 << 24
 LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

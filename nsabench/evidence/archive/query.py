@@ -1,7 +1,7 @@
 """Query the runs of an archive and their tables in SQL, with DuckDB.
 
-DuckDB has no access to files, extensions or the network, and its configuration is locked before the
-query runs. It is given the tables in attached files that it cannot write.
+DuckDB gets the tables in attached files, which it cannot write. Before the query runs, DuckDB loses
+access to other files, extensions and the network, and its configuration is locked.
 """
 
 from collections.abc import Sequence

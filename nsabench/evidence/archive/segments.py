@@ -1,8 +1,8 @@
 """Copies of the tables of verified runs, with many runs in one file.
 
 Opening thousands of files is slow, so a query reads segments: DuckDB files in the user's cache,
-each with a table of many runs. Each row has the number of the table that it comes from. A query
-gets the rows of tables whose digest the manifest of a verified run names.
+each with, for example, the records of many runs. A row has the number of its run's table. A query
+gets only the rows of tables whose digest the manifest of a verified run names.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ MOST = 100  # segments of a table; if there are more, all are deleted and one is
 ROWS = 1 << 14  # that are read at once
 LONG_S = 24 * 3600.0  # no process copies tables for so long
 TYPES = {*ARROW.values(), pa.dictionary(pa.int32(), pa.string())}
-# The first part decides how a column is called: `n` or `N`.
+# Sorted, since the first part of a union decides whether a column is called `n` or `N`.
 PARTS = """SELECT database_name, table_name FROM duckdb_columns() WHERE table_name LIKE 'part_%'
            GROUP BY ALL ORDER BY list(column_name ORDER BY column_index) DESC"""
 Connection = duckdb.DuckDBPyConnection
@@ -77,7 +77,7 @@ def make_view(connection: Connection, archive: Archive, table: str, runs: Runs) 
 
 
 def _attach(connection: Connection, path: Path, missing: dict[str, ArchivedRun]) -> str:
-    """Remove the runs in a segment from `missing`, and note their numbers."""
+    """Attach a segment, remove its runs from `missing`, and list their numbers for the view."""
     name = path.stem.replace("-", "_")
     connection.execute(f"ATTACH {_quote(path)} AS {name} (READ_ONLY)")
     digests = connection.execute(f"SELECT digest, {NUMBER} FROM {name}.digests").fetchall()

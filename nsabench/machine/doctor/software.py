@@ -124,7 +124,7 @@ def _find_pinned_triton(environment: Environment) -> str | None:
 
 
 def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
-    """Return whether code runs on a device: sm_* up to the end of its major version, PTX beyond."""
+    """Return whether code runs on a device: sm_* in its major version, PTX also in later ones."""
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
     if match is None:
         return True  # an unknown notation is not a reason to refuse

@@ -73,7 +73,7 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
 
 @cache
 def list_distributions() -> dict[str, str]:
-    """Return the version of each distribution: of the imported one, if two have one name."""
+    """Return the version of each distribution. If two have one name, the imported one counts."""
     versions: dict[str, str] = {}
     for installed in metadata.distributions():
         fields = installed.metadata  # each access reads the whole file

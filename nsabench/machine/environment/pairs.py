@@ -36,7 +36,7 @@ OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the release as numbers: "2.13.0+cpu" -> (2, 13, 0). Without a number, it is empty."""
+    """Return the release as numbers, such as (2, 13, 0) for "2.13.0+cpu"; () if there are none."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
