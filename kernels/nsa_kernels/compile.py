@@ -24,7 +24,7 @@ from .attention import decode_step, nsa_attention
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 LENGTHS = (1, 64, 1024, 4096, 16384)
-"""Numbers of tokens of the calls. These calls need every variant that any length needs."""
+"""Numbers of tokens of the calls. Together, these need every variant that any length needs."""
 SIZES = {"block": 32, "stride": 16, "block_size": 64, "n_selected": 16, "window": 512}
 
 

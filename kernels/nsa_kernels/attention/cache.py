@@ -154,7 +154,7 @@ class NSACache:
             done = True
         finally:
             if not done:
-                # An append overwrites no earlier token, so it is enough to restore the numbers.
+                # An append overwrites no earlier token, so the earlier numbers and buffers fit.
                 self.tokens, self.compressed, self._buffers = tokens, compressed, buffers
 
     def _write(self, name: str, x: torch.Tensor, start: int) -> None:

@@ -46,7 +46,7 @@ def run_whole(
         out: torch.Tensor = results[0] if wanted else results
         return out
     if wanted:
-        # Refuse what the backward does not support now, and not after the forward.
+        # Refuse now, and not after the forward, what the backward does not support.
         backward_config(shape_of(q, k, v, sizes.n_selected, sizes.block_size))
         sum_: torch.Tensor = _Whole.apply(*arguments)
         return sum_

@@ -70,8 +70,8 @@ def nsa_attention(
 
     Raises:
         TypeError: dtypes are unsupported or mixed.
-        ValueError: sizes do not fit together. Also if an input requires a gradient, and there are
-            fewer queries than tokens, or cu_seqlens_k is given.
+        ValueError: sizes do not fit together, or an input requires a gradient although the queries
+            are fewer than the tokens or cu_seqlens_k is given.
     """
     attend = _attend if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)

@@ -124,7 +124,7 @@ def _route(
     elif k.dim() == 4:
         length = k.shape[2]
     else:
-        length = 0  # any value: kernel and fallback refuse such keys
+        length = 0  # any value: kernel and fallback refuse keys that are not 4D
     regime = _regime(q, compiled=compiled)
     reason = choose(policy, q, k, v, length, regime)
     if reason is None:

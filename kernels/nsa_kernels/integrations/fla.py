@@ -225,7 +225,7 @@ def _together(
 
 def _slots(block_indices: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
     """Return ``block_indices`` as int32, with -1 after the first ``counts`` blocks of a row."""
-    # Clamp before the cast to int32, where the largest int64 would become block -1.
+    # Clamp before the cast to int32, which would turn the largest int64 into block -1.
     index = block_indices.clamp(-1, MAX_INDEX).to(torch.int32)
     if counts is None:
         return index

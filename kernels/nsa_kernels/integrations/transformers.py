@@ -4,7 +4,7 @@
     register()
     model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="nsa")
 
-A single new token after cached ones, if no gradient is needed, runs through ``decode_step``. Its
+A single new token after cached ones, if no gradient is needed, runs through ``decode_step``. The
 compressed keys are computed again in every step, from the model's cache. All other calls run
 through ``nsa_attention``. The model's config has sizes and fixed gates (``Settings``).
 ``add_gates`` makes the gates learned.
@@ -60,7 +60,7 @@ PACKED = (
 PAGED = ("block_table", "read_index")
 """Arguments that only Transformers' continuous batching passes."""
 ASCENDS = "_nsa_ascends"
-"""The attribute of position_ids with its version when ``_refuse_packed`` last accepted it."""
+"""An attribute of position_ids: their version when ``_refuse_packed`` last accepted them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +365,7 @@ def attention_forward(
             dtype of autocast, or without autocast to the dtype of value.
         scaling: factor on q.k; 1/sqrt(D) when None.
         kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], if sequences are packed and B = 1;
-            ``position_ids`` [B or 1, T], which otherwise must ascend by 1 if Tq = T.
+            ``position_ids`` [B or 1, T], which must ascend by 1 if Tq = T and nothing is packed.
 
     Returns:
         [B, Tq, HQ, Dv], and None instead of weights.
@@ -425,7 +425,7 @@ def _with_backward(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Return what ``_decode`` does, for new tokens and with a backward: last rows of a prefill."""
+    """Return the last rows of a prefill: what ``_decode`` returns, but differentiable."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

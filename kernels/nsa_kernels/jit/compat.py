@@ -86,8 +86,8 @@ else:
 
 
 # Programmatic dependent launch (PDL, sm_90 and later): programs of the next launch may start once
-# all programs of this launch have ended or called ``start_next_launch``. Before the next launch
-# reads what this launch wrote, the next launch calls ``wait_for_last_launch``.
+# all programs of this launch have ended or called ``start_next_launch``. The next launch calls
+# ``wait_for_last_launch`` before it reads what this launch wrote.
 if HAS_PDL:
 
     @triton.jit
@@ -124,7 +124,7 @@ TRITON_VERSION: tuple[int, int, int] = _parse(triton.__version__)
 HAS_GLUON: bool = (3, 6, 0) <= TRITON_VERSION < (3, 7, 0) and not INTERPRETED
 """Whether the kernels in Gluon can run: not interpreted, and with this version of Triton. Gluon is
 Triton's lower-level language, with explicit layouts, copies and warps. It changes with each
-version, so only versions that these kernels were tested with count. Others run Triton kernels."""
+version, so only tested versions count. With others, the kernels in Triton run instead."""
 
 PIPELINES_GATHERS: bool = TRITON_VERSION >= (3, 2, 0)
 """Whether a pipelined loop may load addresses, and load from them in the same iteration. Triton 3.1

@@ -77,8 +77,8 @@ def normalised(acc, row_sum, some):
 @triton.jit
 def log_sum_exp(row_max, divisor, some):
     """Return the natural LSE of weights that sum to ``divisor`` relative to exp2(``row_max``), or
-    -inf for rows that see no key (not ``some``). It is not a part of ``normalised``, so that the
-    LSE takes no registers until the values are stored."""
+    -inf for rows that see no key (not ``some``). This is not a part of ``normalised``, so that a
+    kernel can store the values before the LSE takes registers."""
     return tl.where(some, natural(row_max + tl.log2(divisor)), float("-inf"))
 
 

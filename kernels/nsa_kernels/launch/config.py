@@ -2,8 +2,8 @@
 
 Rules replace autotuning at run time. So the first call needs no trials, and two runs on one GPU
 agree bit for bit. The rules come from sweeps on an H200 (notes/rows.md). They adapt to other
-devices by the number of multiprocessors and the bytes of shared memory. If a file that ``python -m
-nsa_kernels.tune`` wrote has a tile, that tile is used instead of the rule's.
+devices by the number of multiprocessors and the bytes of shared memory. If ``python -m
+nsa_kernels.tune`` has found a better tile for a class, that tile is used instead of the rule's.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
 def class_tile(
     name: str, rule: Tile, itemsize: int, device: torch.device, given: Given
 ) -> tuple[Tile, bool]:
-    """Return the given tile, else the tuned (16-bit) one, else the rule's, and if it is tuned."""
+    """Return the given, else the tuned (16-bit), else the rule's tile, and whether it is tuned."""
     if isinstance(given, tuple):
         return given, False
     tuned_tile = tuned_tiles(device).get(name) if given is None and itemsize == 2 else None

@@ -488,7 +488,7 @@ class Program:
                 else None
                 for x in given
             ]
-            # Triton wraps its launcher in a function that makes all descriptors again in each call.
+            # Unwrap Triton's launcher: the wrapper makes all descriptors again in each call.
             inner = inspect.getclosurevars(run.launch).nonlocals["launcher"]
             run = copy.copy(run)
             run.launch = inner

@@ -18,7 +18,7 @@ from .sizes import cdiv, next_power_of_2
 CLEARED = 4096
 """Elements that one program of ``clear`` fills."""
 MANY_PROGRAMS = 1024
-"""A merge with more rows times heads than this takes several rows in a program."""
+"""With a table, a program merges several rows if rows times heads are at least twice this."""
 
 
 class Shares(NamedTuple):

@@ -43,7 +43,7 @@ def compressed_attention_with_scores(
         block. Each term is the weight times the number of shared strides. Scores have no gradient.
 
     Raises:
-        TypeError, ValueError: as ``compressed_attention``, or ``stride`` is not a divisor of both.
+        TypeError, ValueError: as ``compressed_attention``. ValueError also for a wrong ``stride``.
     """
     check_strides(OP, block, stride, block_size)
     scale = softmax_scale(OP, q, sm_scale)

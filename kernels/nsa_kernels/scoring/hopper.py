@@ -21,7 +21,7 @@ blocks. TMA copies a part in boxes of PANEL columns."""
 Q_SLOTS = 4
 """The number of heads whose queries are in shared memory at once."""
 REGISTERS = 240
-"""Registers of a thread that computes. The rest of the 64 Ki are for the warp that copies."""
+"""Registers of a thread that computes. The warp that copies gets the rest of 64 Ki registers."""
 HEAD_DIM, BLOCK, STRIDE = 128, 32, 16
 LEAST_PIECES = 2
 """The fewest pieces of work of a batch entry for each multiprocessor. With fewer, the Triton kernel
@@ -34,8 +34,8 @@ LEAST_KEYS = PARTS
 def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
     """Return whether the kernel for Hopper scores blocks for q [B,T,HQ,D] and k [B,N,H,D].
 
-    It needs enough queries and keys, 16 bits, D = 128, adjacent heads, an even number of them for
-    each key head, and the paper's block sizes. It takes no packed sequences.
+    It needs enough queries and keys, 16 bits, D = 128, adjacent heads, an even number of query
+    heads for each key head, and the paper's block sizes. It takes no packed sequences.
     """
     t, hq = q.shape[1:3]
     n, h = k.shape[1:3]

@@ -46,8 +46,8 @@ def launch_compressed(
     """Attend with q [N, H, D] to k [N, L, D], v [N, L, Dv]. Return shares of each row, and logits.
 
     With ``lengths``, the rows of an entry see the keys that end within the entry's tokens, at most
-    L keys, and the shares have a table. Logits are fp32 [N, H, L rounded up to LINE]. They are
-    undefined past the keys of a row, and everywhere if not ``with_logits``.
+    L keys. If rows are split, the shares then have a ``table``. Logits are fp32 [N, H, L rounded up
+    to LINE], undefined past the keys of a row, and everywhere if not ``with_logits``.
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]

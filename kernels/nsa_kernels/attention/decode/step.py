@@ -96,9 +96,9 @@ def decode_spans_config(
 ) -> Config:
     """Return the configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
 
-    Rows are split into two programs for each multiprocessor, or in three each if they are too many
-    for that. A split has at least 128 keys of the longest row. Unsplit, the short rows of windows
-    would end early, and the long rows of selections would run on alone.
+    Rows are split so that each multiprocessor gets two programs. If there are too many rows for
+    that, each is split in three. The longest row has at least 128 keys in each split. Unsplit, the
+    short rows of windows would end early, and the long rows of selections would run on alone.
     """
     limits = device_limits(device)
     share = 2 * limits.processors // (rows * cdiv(h, 64))

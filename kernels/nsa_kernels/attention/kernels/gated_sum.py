@@ -55,7 +55,7 @@ def _store_gate_gradient(
     real,
     BRANCH: tl.constexpr,
 ):
-    """Store a gate's gradient. For the branch's backward, store the gate and it again in fp32."""
+    """Store a gate's gradient. For the branch's backward, also store it and the gate in fp32."""
     d_gate = tl.sum(grad * branch.to(tl.float32), 1)
     tl.store(weight_ptr + to, _gate(gates_ptr, row, real, BRANCH), mask=real)
     tl.store(rest_ptr + to, d_gate, mask=real)

@@ -125,8 +125,8 @@ def band_dq_kernel(
     tl.store(to, narrow(acc, dq_ptr.dtype.element_ty), mask=mask)
 
 
-# In this kernel, N may be specialised (``geometry.KEYS``): N = 1 removes no loop, so ptxas does not
-# crash. If N is a multiple of 16, the loop is 14 instructions shorter (D = 128, sm_90).
+# Unlike kernels with ``geometry.KEYS``, this one may specialise N: N = 1 removes no loop here, so
+# ptxas does not crash. If 16 divides N, the loop is 14 instructions shorter (D = 128, sm_90).
 @triton.jit
 def band_dkv_kernel(
     q_ptr,

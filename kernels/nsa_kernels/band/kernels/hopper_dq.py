@@ -238,7 +238,7 @@ def differentiate(
         t = first + gl.arange(0, ROWS, S_ROWS)
         hi = end_of(t, N, BLOCK, STRIDE)
         lo = begin_of(hi, window, WINDOWED)
-        rows = (head + WHO) * T  # int32: q with 2**31 rows would take half a TiB
+        rows = (head + WHO) * T  # int32 suffices: 2**31 rows of q would take half a TiB
         lse = gl.load(lse_ptr + rows + t, mask=t < T, other=0.0) * 1.4426950408889634
         rest = gl.load(rest_ptr + rows + t, mask=t < T, other=0.0)
         acc = gl.full([ROWS, D], 0.0, gl.float32, O_LAYOUT)

@@ -43,7 +43,7 @@ COPYING_REGISTERS = gl.constexpr(24)
 
 @gluon.jit
 def quotient(a, b):
-    """Return a // b for numbers from 0 to two million. Float quotients are off by one at most."""
+    """Return a // b for numbers from 0 to two million: a float quotient, corrected by up to 1."""
     found = (a.to(gl.float32) / b.to(gl.float32)).to(gl.int32)
     found = gl.where(found * b > a, found - 1, found)
     return gl.where((found + 1) * b <= a, found + 1, found)
@@ -110,7 +110,7 @@ def copy(
             for panel in gl.static_range(PANELS):
                 column = head * D + panel * PANEL
                 part = (slot * PANELS + panel) * PARTS
-                # The parts begin with keys 4b - 1, 4b, 4b + 1 and 4b + 2. Key -1 is read as 0.
+                # The parts begin with keys 4b - 1, 4b, 4b + 1 and 4b + 2. Key -1 is read as zeros.
                 tma.async_copy_global_to_shared(k3_box, [b - 1, column], ready, parts.index(part))
                 tma.async_copy_global_to_shared(k0_box, [b, column], ready, parts.index(part + 1))
                 tma.async_copy_global_to_shared(k1_box, [b, column], ready, parts.index(part + 2))

@@ -82,7 +82,7 @@ def _choose(
         highest = tl.where(groups == group, rest, highest)
         if GROUPS == MEMBERS:
             # The inner minimum gives ``rank`` the layout of ``highest``, one element for each lane,
-            # so that each of four reductions is one instruction. No value is below -1 or changes.
+            # so each of four reductions is one instruction. No value changes: none is below -1.
             highest = tl.maximum(highest, tl.minimum(rank, -1))
         last = best
         _store(out_ptr, i, chosen, position, base, True, SIZE, SPANS)
@@ -133,8 +133,8 @@ def select_blocks_kernel(
     If PACKED, positions are counted from the beginning of the query's sequence.
     If BEHIND, the queries of a sequence are the last of its tokens, and spans are counted from the
     first token of all sequences.
-    If POSITIONS, each batch entry adds a number to its positions, and later positions count as
-    ``last_position``. A query at a position below 0 selects nothing.
+    If POSITIONS, each batch entry adds a number to its positions, and positions after
+    ``last_position`` count as ``last_position``. A query at a position below 0 selects nothing.
     If WITH_WINDOW, there is one query, and the result is [B,2,H,COUNT,2]. The only span in its
     second half is the last ``window`` keys.
     """

@@ -86,7 +86,7 @@ def block_selection_attention(
         out = q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum() for x in (q, k, v))
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else out
     if grad and not without_values:
-        # Refuse what the backward does not support now, and not after the forward.
+        # Refuse now, and not after the forward, what the backward does not support.
         backward_config(shape)
     if plan is None and not grad and query_major_wins(shape):
         query_major = torch.ops.nsa_kernels.block_query_major

@@ -104,9 +104,9 @@ def hopper_backward_fits(
     do: torch.Tensor,
     block_size: int,
 ) -> bool:
-    """Return whether ``kernels/hopper_backward.py`` takes a call that ``hopper_fits``; lse [N, HQ],
-    do [N, HQ, Dv]. Offsets must fit in 32 bits, and the head stride must divide the token
-    stride."""
+    """Return whether ``kernels/hopper_backward.py`` takes these tensors; lse [N, HQ], do [N, HQ,
+    Dv]. Besides what ``hopper_fits`` says, it needs D = Dv = 128, offsets that fit in 32 bits, and
+    head strides that divide the token strides."""
     return (
         hopper_fits(q, k, v, block_size)
         and q.shape[2] == v.shape[2] == 128
@@ -229,9 +229,9 @@ def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
 
 
 def backward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """Return the workspace with the fewest launches, or of several, the one with longest chunks.
+    """Return the workspace with the fewest launches; among several, that with the longest chunks.
 
-    A workspace holds partial dQ, fp32 sums of dK and dV, and sums of all items but a block's first.
+    It holds partial dQ, fp32 sums of dK and dV, and sums of each block's items except the first.
     """
     width = shape.d + shape.dv
     left = cap - 8 * shape.n * shape.h * shape.s - 4 * shape.n * shape.hq

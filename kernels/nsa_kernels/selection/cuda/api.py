@@ -41,8 +41,8 @@ class Tile(NamedTuple):
 def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
     """Return the tile for head dims. It fits in 99 KiB of shared memory, which all GPUs have.
 
-    A warp has three buffers if these are small, or if there are few thread blocks with few spans: a
-    third keeps the memory busy. With two, a multiprocessor holds three thread blocks.
+    A warp has three buffers if these are small, or if there are ``few`` thread blocks and few
+    spans: a third keeps the memory busy. With two, a multiprocessor has room for three blocks.
     """
     narrow = d + dv <= 128
     return Tile(4, 16, 3 if narrow or (few and spans <= SPANS[0]) else 2)
@@ -135,8 +135,8 @@ def selection_rows(
     """``nsa_kernels.selection_rows`` in CUDA C++.
 
     Args:
-        q: [N, H, D], k: [N, L, D], v: [N, L, Dv]; float16 or bfloat16, D and Dv 64 or 128, the
-            last dimension contiguous and all others at multiples of 16 bytes.
+        q: [N, H, D], k: [N, L, D], v: [N, L, Dv]; float16 or bfloat16, D and Dv 64 or 128;
+            last dimension contiguous; address and other strides multiples of 16 bytes.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
         plan: how to launch; chosen from the shapes when None.
 
@@ -187,7 +187,7 @@ def selection_ranges(
 
     Args:
         q: [B, S, G, h, D], k: [B, G, S_kv, D], v: [B, G, S_kv, Dv]; float16 or bfloat16, D and Dv
-            64 or 128, the last dimension contiguous and all others at multiples of 16 bytes.
+            64 or 128; last dimension contiguous; address and other strides multiples of 16 bytes.
         ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], as for the Triton kernel; n <= 128.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
         selected_len: upper bound of the keys that a row selects. It is only a hint.

@@ -1,7 +1,7 @@
 """Compile CUDA C++ to cubins and load kernels, by NVRTC and ``cuda.core``.
 
-NVRTC also compiles for GPUs that this machine does not have. Cubins are kept on disk. cuda.core
-makes their key from source, options, architecture and version of NVRTC.
+NVRTC also compiles for GPUs that this machine does not have. Cubins are kept on disk, under a key
+that cuda.core makes from source, options, architecture and version of NVRTC.
 """
 
 from __future__ import annotations

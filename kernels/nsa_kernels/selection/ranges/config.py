@@ -30,10 +30,10 @@ def ranges_config(
     """Return the configuration of ``selection_ranges``, whose splits share a row's keys evenly.
 
     If rows would occupy at most a quarter of the multiprocessors, they are split into one program
-    for each multiprocessor. More rows are split into two programs for each. Rows that occupy three
-    quarters or more are not split, since so many multiprocessors read as fast as all. A row has at
-    most 64 splits, and at most one for each LEAST_SHARE keys that it may select. Only the device
-    knows how many keys a row selects. If there are few, some programs end at once.
+    for each multiprocessor, and more rows into two for each. Rows that occupy three quarters or
+    more are not split, since so many multiprocessors read as fast as all. A row has at most 64
+    splits, and at most one for each LEAST_SHARE keys that it may select. Only the device knows how
+    many keys a row selects. If a row selects few, some of its programs end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)

@@ -48,7 +48,7 @@ def rows_config(
     """Return the configuration of ``rows_group_kernel`` for a shape on a device.
 
     Rows that fill the device are not split. Fewer rows are split into about one program for each
-    multiprocessor, with at least about 128 keys. If ``merge``, a row is not split into two shares
+    multiprocessor, each with 128 keys or more. If ``merge``, a row is not split into two shares
     of less than 512 keys, since a merge is a launch that costs more than such a split saves.
     """
     limits = device_limits(device)

@@ -17,7 +17,7 @@ def naive_varlen(
     *,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend with row n of q [N, H, D] to the keys cu_seqlens[n] to cu_seqlens[n + 1].
+    """Attend with row n of q [N, H, D] to the keys cu_seqlens[n] to cu_seqlens[n + 1] - 1.
 
     Returns:
         out [N, H, Dv] and lse [N, H] in q's dtype, as ``naive_rows``. Reads cu_seqlens on the host.

@@ -1,5 +1,5 @@
-"""Kernels that add up three branches, weighted by gates: from their outputs, or from their shares,
-the partial outputs of rows whose keys were split among programs."""
+"""Kernels that add up three branches, weighted by gates. The first takes outputs of the branches,
+the second their shares: partial outputs of rows whose keys were split among programs."""
 
 from __future__ import annotations
 

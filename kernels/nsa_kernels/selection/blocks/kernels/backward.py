@@ -300,7 +300,7 @@ def dkv_kernel(
     """Program (rows, dk or dv): round fp32 sums [N, heads, D] to the dtype of dk [N, H, D].
 
     dv has sums [N, heads, Dv]. The sums belong to ``heads`` heads that begin at ``first_head``.
-    If ADDED, add the sums to the values of dk and dv, so that the result is rounded a second time.
+    If ADDED, add the sums to the values of dk and dv. This rounds the result a second time.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows

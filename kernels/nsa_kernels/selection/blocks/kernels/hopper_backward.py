@@ -28,7 +28,7 @@ from .plan import CHUNK_AND_HEAD, LISTS
 D = gl.constexpr(128)
 BYTES = gl.constexpr(2)  # of an element
 Q_SLOTS = gl.constexpr(4)
-"""Tiles of q in shared memory at once, as of dO. In the end, two sums take the place of q."""
+"""Tiles of q, and of dO, in shared memory at once. In the end, two sums take the place of q."""
 G_SLOTS = gl.constexpr(4)
 LINES = gl.constexpr(3)
 """How many floats a row (query, head) has: LSE, rest (the delta of ``delta_kernel``) and gate."""
@@ -310,8 +310,8 @@ def step_of(
 
 @gluon.jit
 def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
-    """Return the number of tiles, the end of tiles with tokens before the last key, which need a
-    mask, and the number of full tiles."""
+    """Return the number of tiles, the end of the tiles that need a mask (their first tokens do not
+    see the last key), and the number of full tiles."""
     TOKENS: gl.constexpr = ROWS // G
     LAYOUT: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     j = gl.arange(0, ROWS, LAYOUT)
@@ -492,10 +492,10 @@ def hopper_backward_kernel(
     """Do what ``backward_kernel`` does. Blocks have 64 keys, D = Dv = 128, and tensors 16 bits.
     ``config.hopper_backward_fits`` says which calls this kernel takes.
 
-    k is [N, H, D] and v [N, H, Dv]. ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv],
-    are pointers. If BOXED, they are descriptors (``describe_heads``), and a box has the heads of a
-    group. ``lse_ptr`` (natural), ``rest_ptr`` and, if GATED, ``gate_ptr`` are fp32 [N, HQ].
-    ``part_ptr`` takes dQ of each (query, block) in the inputs' dtype, unscaled, [HEADS,
+    k is [N, H, D] and v [N, H, Dv]. If BOXED, ``q`` [N, HQ, D] and ``g``, the output's gradient
+    [N, HQ, Dv], are descriptors (``describe_heads``) of boxes with the heads of a group. Otherwise,
+    they are pointers. ``lse_ptr`` (natural), ``rest_ptr`` and, if GATED, ``gate_ptr`` are fp32
+    [N, HQ]. ``part_ptr`` takes dQ of each (query, block) in the inputs' dtype, unscaled, [HEADS,
     segment_size, G, D], where HEADS is the number of heads in the launch. The first item of a block
     adds to ``dk_ptr`` and ``dv_ptr`` fp32 [N, HEADS, D]. All further items store their sums in
     ``spill_ptr`` fp32 [slots, 64, D + Dv].

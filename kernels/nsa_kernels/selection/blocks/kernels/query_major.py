@@ -1,4 +1,4 @@
-"""The kernel of the query-major forward (``selection/blocks/query_major.py``)."""
+"""The kernel of the query-major forward (``selection/blocks/forward.py``)."""
 
 from __future__ import annotations
 
