@@ -1,7 +1,7 @@
 """nsabench decides whether a custom GPU kernel is right, faster, and from which length.
 
 Register a function with `implementation`. The function raises `Unsupported` for a case that it
-cannot compute. Its `compile_ahead` returns a `KernelVariant` for each kernel not in Triton.
+cannot compute. `compile_ahead` gives a `KernelVariant` for each kernel that is not in Triton.
 """
 
 from typing import TYPE_CHECKING, Any

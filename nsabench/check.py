@@ -1,7 +1,7 @@
 """Check the kernels of one file on a few shapes (`nsabench check`).
 
-This measures as the main pass of a run does, but without controls, which would show that the checks
-work, and without a signature. So the results are not verdicts.
+This measures as the main pass of a run does. But no control shows that the checks work, and nothing
+is signed, so the results are not verdicts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -39,7 +39,7 @@ Ints = NDArray[np.int32]
 
 
 def bound_sequences(distribution: str, tokens: int, seed: int) -> Ints:
-    """Return where the sequences begin (packed: five, if tokens suffice), and the last one ends."""
+    """Return where sequences begin (packed: five, if tokens suffice), and where the last ends."""
     lengths = np.array([tokens])
     if distribution == "packed" and tokens >= 16:
         most = [tokens // 2 + 1, tokens // 4 - 1, tokens // 8, 1]

@@ -60,8 +60,8 @@ def import_entry_point(name: str) -> Op:
 
 
 def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None = None) -> Op:
-    """Load the op of the user's file. Raises `UsageError` if the file was changed, or has no valid
-    op, or one of a name in `owned`, which says where other ops come from."""
+    """Load the op of the user's file. Raises `UsageError` if the file was changed or has no valid
+    op, or if the op's name is in `owned`, which says where each other op comes from."""
     known = expected_sha256 is not None
     content = sources.read(path, sources.PUT_BACK if known else "give --ops a file.")
     digest = sources.sha256(content)

@@ -135,7 +135,7 @@ class Op(ABC):
         """Return the compulsory work of one call on the inputs that `draw` makes of this seed."""
 
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Return the work of a backward: by default a forward's, and to write the gradients."""
+        """Return the work of a backward: by default a forward's, plus writing the gradients."""
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
         return Work(forward.bytes_min + written, forward.flops)

@@ -37,7 +37,7 @@ PACKED = "packed"
 QUERIES_AT_A_TIME = 512  # how many queries a `BandedOp` computes at a time
 MOST_COMPUTED = 4096  # with more tokens in the batch, an oracle computes a sample of the queries
 SAMPLE = 256
-# Factors of the output's gradient outside and in the sample. In float16, 2^-17 has seven bits.
+# Factors of the output's gradient outside and in the sample. Near 2^-17, float16 has seven bits.
 QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
 LOUD = {"torch.float16": 2.0**3}
 CHECKED = by_device(

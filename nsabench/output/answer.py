@@ -86,7 +86,7 @@ def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str
 
 def _explain(decision: Decision) -> str:
     by, reasons = decision.decided_by, decision.reasons
-    if by is None or decision.weakest or reasons[1:]:  # not only one case that fails
+    if by is None or decision.weakest or reasons[1:]:  # a single failing case is not the reason
         return reasons[0] if reasons else ""
     found = by.comparison.verdict if by.record.status is Status.OK else by.record.status
     if found is by.comparison.verdict and by.lo is None:

@@ -18,7 +18,7 @@ from nsabench.text import code, markdown, shown
 # The most rows that are shown of a long table. The JSON has all rows.
 MOST = 60
 MOST_ON_TERMINAL = 20
-# Styles of words on a terminal. All other words are failures.
+# Styles of words on a terminal. All other words are shown as failures.
 STYLES = {
     "ok": "green",
     "skipped": "dim",

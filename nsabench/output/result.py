@@ -23,7 +23,7 @@ def exit_code(run: Finished) -> int:
 
 
 def as_document(run: Finished, signature: str = "") -> RunDocument:
-    """Return the result of a run. It has decisions if there is a sentence about the `signature`."""
+    """Return the result of a run, with decisions only if `signature`, a sentence, is not empty."""
     records = run.results.records
     decisions = threshold.decide_run(records, run.plan) if signature else []
     return RunDocument(

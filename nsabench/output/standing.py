@@ -104,7 +104,7 @@ class Standing:
 
 
 def judge(c: Comparison) -> Verdict:
-    """Return the verdict. That of a comparison with an alternative follows from its interval."""
+    """Return the verdict. Against an alternative, it follows from the interval of the ratio."""
     if c.verdict is not None:
         return c.verdict
     return decide_verdict(Ratio(c.ratio or 0, c.lo or 0, c.hi or math.inf), c.regime)[0]

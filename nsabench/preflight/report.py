@@ -84,7 +84,7 @@ def _list_resources(compiled: Sequence[CompiledLaunch]) -> Table:
 
 
 def _list_problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
-    """Say which kernels did not compile and why, failures first. Leave out what is too long."""
+    """Say which kernels did not compile and why, failures first, at most `SHOWN_FAILURES`."""
     seen: Counter[tuple[bool, str]] = Counter()
     for c in compiled:
         if c.status != Status.OK:

@@ -44,7 +44,7 @@ def run(
 ) -> list[CompiledLaunch]:
     """Compile what is not in the cache, and return a row for each distinct launch.
 
-    `done` receives each row, except of pairs that Triton does not support, in several threads.
+    `done` receives each row, in several threads, but none about an unsupported architecture.
     Without `versions`, the installed Triton compiles.
 
     Raises `EnvironmentRefused` if a Triton cannot be installed or the cache cannot be written.
@@ -55,7 +55,7 @@ def run(
     with writing(cache, f"try again, or name another folder in {targets.CACHE_VARIABLE}"):
         cache.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=cache).close()
-    # An option and not a variable, since processes with other variables fork from other templates.
+    # The cache is an option, since processes with other variables fork from other templates.
     given = {"--cache": cache, "--kernels": kernels, "--ops": ops_file}
     options = [word for name, file in given.items() if file for word in (name, str(file))]
     compilers = [Compiler(task, options, done) for task in tasks if task.is_supported]
@@ -76,7 +76,7 @@ class Task:
     architecture: Architecture
     triton: str
     folder: Path | None  # the folder of this Triton; None: the installed one
-    ahead: bool  # whether to compile the kernels of other compilers too; once an architecture
+    ahead: bool  # also compile kernels of other compilers: in one task of each architecture
 
     @property
     def is_supported(self) -> bool:
@@ -138,7 +138,7 @@ class Compiler:
         self._worker.kill()
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
-        """Record and compile. If a worker dies, only its current task is lost: a launch, say."""
+        """Record and compile. If a worker dies, only its current work is lost, such as a launch."""
         rows: list[CompiledLaunch] = []
         try:
             for launch in self._list_launches(cases):

@@ -36,7 +36,7 @@ from nsabench.worker import protocol
 
 START_LIMIT_S = 120.0  # time to import everything, or to measure ceilings
 MOST_PROBES = 64  # the most probes of a case that a worker may report while it compiles
-DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; the search for a mistake ends after two seconds
+DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; a search ends after two seconds of CPU time
 CHECKER_REPLY: TypeAdapter[Any] = TypeAdapter(
     Annotated[Step | Prepared | Checked | Concluded | Refused, Field(discriminator="kind")]
 )
@@ -85,7 +85,7 @@ class Scratch:
         return aside
 
     def begin_afresh(self, aside: TemporaryFolder) -> None:
-        """Have the next worker begin with a copy of `aside`, at the path that is in the caches."""
+        """Let the next worker begin with a copy of `aside`, at the path that the caches contain."""
         self.put_aside().remove()
         self._begins_as = str(Path(aside.name, _ASIDE))
 
@@ -128,7 +128,7 @@ class WorkerClient:
     run_folder: Path | None = None
     sandboxed: bool = True
     is_clean: bool = False  # whether the worker imports no candidate
-    is_forked: bool = True  # from a template, which imports more than a description needs
+    is_forked: bool = True  # False if it only describes: a template imports more than that needs
     mailbox: int | None = None  # the descriptor of the memory for outputs
     on_step: Callable[[Step], None] = lambda step: None
 

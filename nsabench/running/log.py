@@ -28,7 +28,7 @@ from nsabench.signing import Signer
 from nsabench.signing.keys import keyid_of, public_der, public_key_of_der
 
 _REMEDY = "give the folder that nsabench made."
-# Signed bytes begin with this text, so that no signature of something else passes for one.
+# Signed bytes begin with this text, so that no other signature passes for the seal of a line.
 _SEALED = b"nsabench log line v3\n"
 _SEAL = re.compile(rb',"seal":"([A-Za-z0-9+/]{86}==)"\}')
 _SEAL_BYTES = 99

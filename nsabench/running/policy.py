@@ -21,7 +21,7 @@ from nsabench.verdicts.verdict import needs_confirmation, needs_isolated
 
 # A baseline whose calls take less is always measured: to find it far behind would take longer.
 LEAST_MS = 20.0
-STAY = 2  # so many right ones are kept: a check may reject the best, and then the second decides
+STAY = 2  # right baselines that stay: if a check rejects the best, the second one decides
 # Few rounds are enough to show whether isolated medians differ by more than `verdict.DRIFT`.
 FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 FEW_SETS = 2

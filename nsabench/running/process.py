@@ -30,13 +30,13 @@ from nsabench.worker.protocol import Describe, MeasureCeilings
 
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
-# The largest mean of `Step.allowance`. Only the few steps of all implementations ask for more.
+# The largest mean of `Step.allowance`. Only the few steps that call all arms ask for more.
 ALLOWANCE_EACH = 2.0
 TERM_GRACE_S = 2.0
 READ_TIMEOUT_S = 20.0  # the time that an idle process has to read a request
 POLL_S = 0.25
 MEMORY_SHARE = 0.85  # a process gets this share of the host memory that is free at its start
-# Counted here, since RLIMIT_NPROC does not limit root. A compiler may start one for each core.
+# Processes are counted, since RLIMIT_NPROC does not limit root. A compiler may start one a core.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16

@@ -40,7 +40,7 @@ mark = f"{os.getpid()}-{time.monotonic_ns()}"
 REAP_S = 10.0
 KILL_S = 2.0  # the time that killed orphans have to end
 PR_SET_CHILD_SUBREAPER = 36
-# Whether Linux lists the children of a process. Otherwise a search of all processes takes longer.
+# Whether Linux lists the children of a process. If not, all processes are searched, more slowly.
 _LISTED = Path("/proc/thread-self/children").exists()
 
 _workers: set[int] = set()

@@ -89,7 +89,7 @@ def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = 
 
 
 def read(path: Path) -> Finished:
-    """Return a run. Raises `UsageError` if its op is in a file that is not loaded: none is here."""
+    """Return a run. Raises `UsageError` if its op is in a file that was not loaded before."""
     folder = RunFolder.existing(path)
     plan = Plan.read(folder.plan)
     if not ops.has_op_of(plan):

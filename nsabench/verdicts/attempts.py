@@ -28,7 +28,7 @@ REPEAT_AFTER = THROTTLING - {POWER_CAP}  # a pause does not end a power cap
 # scheduler can. So up to this many kills in a row are blamed on no implementation.
 FORGIVEN = 2
 SIGNALS = "signals"  # `Attempt.sandbox` contains this word if the sandbox blocks signals
-NONE = 0  # the attempt of an implementation that no worker measured to the end
+NONE = 0  # the number of the attempt if no worker measured an implementation to the end
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def without_times(observation: Observation, status: Status, reason: str) -> Obse
 
 
 def apply_findings(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
-    """Return the records. A record that was ok gets the status of a finding in all regimes."""
+    """Return the records. A record that was ok gets the status of a finding about all regimes."""
     grave = by_case(f for f in findings if f.effect in STATUS_OF and f.regime is None)
     applied = []
     for record in records:

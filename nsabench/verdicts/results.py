@@ -222,7 +222,7 @@ def assemble(run_id: str, parts: Sequence[RunLog]) -> Results:
             known = [Finding(CANARY, Effect.INCONCLUSIVE, f"{name}: {outliers[name]}")]
         results = assess(part.plan, part.log, known).results()
         records += [_set_run_id(record, run_id) for record in results.records]
-        # Many shards have the same findings about checks that no control proved.
+        # Shards share findings about checks that no control proved: keep equal ones once.
         for finding in results.findings:
             findings |= dict.fromkeys(_name_shard_in(finding, name, part.plan))
     return Results(records, by_gravity(findings))
@@ -238,7 +238,7 @@ def _set_run_id(record: Record, run_id: str) -> Record:
 
 
 def _name_shard_in(finding: Finding, shard: str, plan: Plan) -> Iterator[Finding]:
-    """Name the shard in a finding. Yield one about the whole shard for each of its cases."""
+    """Name the shard in a finding. A finding about the whole shard is yielded for each case."""
     is_about_cases = finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE)
     if is_about_cases or finding.check == CANARY:  # a sentence of the canary names the shard
         yield finding
@@ -330,7 +330,7 @@ def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
 
 
 def _find_largest_set(medians: Mapping[str, float]) -> set[str]:
-    """Return the largest set of shards within `APART` (of equal ones, the closest) if over half."""
+    """Return the largest set of shards within `APART`, if over half; of equal sets, the closest."""
     found: tuple[int, float, set[str]] = (0, 0.0, set())
     for least in sorted(medians.values()):
         names = {name for name, ms in medians.items() if least <= ms <= least * (1 + APART)}

@@ -222,7 +222,7 @@ def revise_records(
     confirmations: Mapping[str, CaseState],
     isolated: Mapping[str, CaseState],
 ) -> list[Record]:
-    """Return the records of a run after the later passes so far, given by case."""
+    """Return the records of a run after the later passes, whose states are given by case id."""
     cases = by_case(records)
     revised = []
     for record in records:
@@ -352,7 +352,7 @@ def _compare_with_isolated(
     isolated: CaseState,
     clean: Collection[str],
 ) -> Comparison:
-    """Compare with references of a process without candidates, if a candidate slowed its own."""
+    """Compare with the isolated references, in case the candidate slowed those beside it."""
     times = _select_times(comparison, case, isolated)
     disturbance = next(find_time_doubts(list(isolated.conditions.values())), "")
     if disturbance:

@@ -204,8 +204,8 @@ class CaseArm:
     def burst(self, timer: Timer, count: int) -> float:
         """Make `count` calls back to back. Return their mean time in ms. Raises `Failure`."""
         self.sets.repair_and_flag()
-        # The first checks use two sets. With one, if each burst did the work that the burst before
-        # had put off, the output would look right.
+        # The first checks use two sets. On one set, outputs would look right if each burst did the
+        # work that the burst before had put off.
         is_sure = len(self._sets_checked) < SURE_CHECKS
         checks = is_sure or self.rng.random() < BURST_CHECKS
         # Check the last call often: no later call does work that this one puts off.

@@ -193,7 +193,7 @@ class CaseMeasurement:
         return cuda.count_launches({arm.name: arm.one_call for arm in asked})
 
     def _check_probes(self, arm: CaseArm) -> list[str]:
-        """Call an implementation once on each probe. Note probes that it declines or cannot get.
+        """Call an implementation once on each probe. Note probes that are declined or not drawn.
 
         Raises `Failure` if a result is wrong.
         """

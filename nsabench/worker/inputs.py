@@ -148,7 +148,7 @@ def poison(form: Form, device: str, calls: int = 1) -> None:
 
 
 class Cut(NamedTuple):
-    """The bits of a tensor: rows of `FOLD` words, the words after the last row, and the rest."""
+    """The bits of a tensor: rows of `FOLD` words, the words after these, and less than a word."""
 
     folded: Tensor
     words: Tensor

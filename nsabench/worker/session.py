@@ -33,7 +33,7 @@ from nsabench.worker.inputs import InputSets
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer
 
-SEED = 86028121  # prime; added to a seed, so that calls to compile get other inputs than measured
+SEED = 86028121  # prime; added to a seed, so that compiling sees other inputs than measuring
 
 
 @dataclass
@@ -105,7 +105,7 @@ class WorkerSession:
     def measure(
         self, request: protocol.Measure, report: Report, deliver: Deliver
     ) -> protocol.Measured:
-        # Before the implementations, since timer and sensors bind clocks before foreign code runs.
+        # First of all, so that timer and sensors bind clocks that no foreign code has replaced.
         timer, sensors = self.timer, self.sensors
         items = [self.items[request.case.op, name] for name in request.implementations]
         measurement = CaseMeasurement(request, self.device, timer, sensors, report, deliver)

@@ -15,7 +15,7 @@ from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.selection_blocks import each_once
 from nsabench.implementations.torch_attention import is_power_of_two, sequence_starts
 
-PIECE = 512  # the most queries of a block in one program of the backward: all select block 0
+PIECE = 512  # queries of a backward program: several share block 0, which all queries select
 TILE = 64  # rows of a tile: each query has a row for each head of the group
 
 

@@ -17,7 +17,7 @@ from nsabench.implementations.torch_attention import MAX_MASK_ELEMENTS, TILE, wa
 
 MAX_GATHERED_BYTES = 32 << 30
 
-# Sorted disjoint spans: their starts [R,n], and the number of keys before each [R,n+1].
+# Sorted disjoint spans: their starts [R,n], and how many keys are before each, and in all [R,n+1].
 Spans = tuple[Tensor, Tensor]
 
 _baseline = partial(baseline, "selection_ranges", kind="general")

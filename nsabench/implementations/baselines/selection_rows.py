@@ -37,7 +37,7 @@ for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gq
         _register(_torch.forced(_attention, _backend))
 
 
-# The softmax weights are rounded to 16 bits. If one weight dominates, that error is too large.
+# Weights are rounded to 16 bits: too large an error in distributions where one weight dominates.
 @baseline("selection_rows", "bmm_softmax", on_cpu=True, distributions=("dense", "negative_zero"))
 def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     scores = torch.bmm(q.float(), k.mT.float()) * sm_scale

@@ -23,8 +23,8 @@ MUCH = LeastWork(bytes_min=400_000_000)
 # In a graph, a look-up takes 6 µs on an H200. Even at twice the bandwidth of the H200, reading so
 # much takes longer than two look-ups and the time that the timer itself adds.
 READ = LeastWork(bytes_min=125_000_000)
-# Returning a stored gradient moves fewer bytes than computing it must. With so many operations a
-# byte, computing takes over twice as long on any device.
+# Computing a gradient moves more bytes than returning a stored one. With so many operations a byte,
+# it also takes over twice as long on any device.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
 # A call that waits for the device takes 30 µs. On a slow host it takes 250 µs, and then only calls
 # made back to back are faster than is possible.
@@ -33,7 +33,7 @@ PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
 PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)
 MOST_BYTES = 512 << 20  # the most bytes of one stored result
 LEARNING_CALLS = 64  # the most calls whose first values are still being copied to the host
-NOT_YET = -1  # no first values are this number
+NOT_YET = -1  # stands for a number that has not arrived; no first values are -1
 SMALL_OUTPUT = 8  # the output must be this many times smaller than what is read
 
 M = TypeVar("M")
@@ -88,7 +88,7 @@ class _Sets(_Answers):
     """Stores outputs for sets of inputs that the caller uses in a fixed order, again and again.
 
     The host never waits. All sets are known once the caller has begun again: after the last set
-    came the first and then the second. The first set alone may also come in between.
+    came the first and then the second. The first may also come in between, without the second.
     """
 
     def __init__(self, is_cuda: bool) -> None:

@@ -21,7 +21,7 @@ LEAST_SLEEP_S = 2e-3
 # On a CPU, other implementations may lose 4 ms at the end of a time slice: sleep far longer.
 LEAST_SLEEP_ON_A_CPU_S = 2e-2
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
-# 5 times as long is slow enough (`baseline.SLOW`). 10 times a long call could take minutes.
+# A long call is slow enough at 5 times its time (`baseline.SLOW`). 10 times could take minutes.
 LONG_FACTOR, LONG_S = 4.0, 0.1
 REPEATS = 16  # all calls except the first find inputs in L2, and may take a third of the time
 NEEDLESS_S = 200e-6
@@ -105,7 +105,7 @@ def thousand_launches(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 
 
 class _Thread:
-    """Runs the work given to it when no call has returned for `PUT_OFF_S`."""
+    """Runs the work that it was given, once no call has returned for `PUT_OFF_S`."""
 
     def __init__(self) -> None:
         self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -15,7 +15,7 @@ from nsabench.output.compare.side import Side
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """An implementation on a case: its record in each run, and shifts of it in each later run."""
+    """An implementation on a case: its record in each run, and its shifts in each later run."""
 
     planned: PlannedCase
     implementation: str
@@ -94,7 +94,7 @@ class RunComparison:
         return [pair for pair in pairs if pair[1].doubtful]
 
     def failures(self, *, slower: bool) -> Iterator[str]:
-        """Yield what got worse; with `slower`, also slower times, and why none can be compared."""
+        """Yield what got worse; if `slower`, also slower times, and why no time can be compared."""
         if slower:
             yield from (side.objection for side in self.sides if side.objection)
         for place, side in enumerate(self.later):

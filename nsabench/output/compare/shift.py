@@ -15,7 +15,7 @@ from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, ratio_of_independent_m
 NOTHING_LEFT = "without the timer's share, its time is shorter than the error of that share"
 MISSING = "missing"  # the status of a planned cell that was not measured
 
-# In 97.6 % of pairs, two medians of the same code were within 3 %. Over 20 µs, 99.6 % were
+# Two medians of the same code were within 3 % in 97.6 % of pairs, and in 99.6 % above 20 µs
 # (docs/explanation/measurement.md, "How well it measures").
 BAND = 0.05
 # In the regime queue, times depend on the host, and hosts differ by more than devices.

@@ -1,4 +1,4 @@
-"""Write selection_report.md, two of which can be compared in a diff, and a short summary."""
+"""Write selection_report.md, in a form that a diff can compare, and a short summary."""
 
 from dataclasses import replace
 from typing import Any

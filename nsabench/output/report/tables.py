@@ -12,7 +12,7 @@ from nsabench.verdicts.results import read_canary
 def shards(facts: Facts) -> Iterator[Block]:
     """Yield a table that shows whether the devices of a merged run's shards agree.
 
-    All shards measure one case. The table has the times of the baseline that most of them timed.
+    The table shows how long one case took on each shard, by the baseline that most shards timed.
     """
     plan, parts = facts.plan, facts.parts
     ends = {part.plan.run_id: read_canary(part.plan, part.log) for part in parts}

@@ -43,10 +43,10 @@ def is_paired(record: Record) -> bool:
 
 
 def leaderboards(runs: Iterable[Sequence[Record]]) -> list[Leaderboard]:
-    """Return the boards; last those whose Triton is not the one that their torch pins.
+    """Return the boards. Boards with another Triton than the one that torch pins come last.
 
-    A board shows the run that timed the most records (of equal ones the first), so that a later run
-    of a few cases does not replace a full one.
+    A board shows the run that timed the most records, or the first of several such runs. So a later
+    run of a few cases does not replace a full one.
     """
     largest: dict[LeaderboardKey, list[Record]] = {}
     for records in runs:

@@ -79,7 +79,7 @@ def _describe_reading(table: ForeignTable, gpu: str | None) -> Iterator[Finding]
 
 
 def _accuse_both(finding: Finding, baselines: str) -> Finding:
-    """Let a finding accuse both sides: a table does not show which of the two is wrong."""
+    """Let a finding of `parity` accuse both sides: a table does not show which one is wrong."""
     if finding.check != "parity":
         return finding
     sentence = finding.sentence.replace(parity.ORACLE, baselines)

@@ -168,7 +168,7 @@ class ForeignTable:
 
     def _dtype(self, line: ForeignRow) -> DType:
         name = self.cell(line, "dtype").lower().removeprefix("torch.")
-        # The default is 16 bits: with too few bytes, no possible time is called impossible.
+        # The default is 16 bits, the fewest, so that no time is called impossible by mistake.
         return DType(name) if name in {*DType, *DTYPE_NAMES} else DType.FLOAT16
 
 

@@ -76,7 +76,7 @@ class CudaTimer:
                 sample, once = self._sampled(spin, call)
             except RuntimeError as error:  # an event or a synchronise raises it late
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
-            # A call could be late on purpose, since it is made again after each late try.
+            # A call may be late on purpose, to be made again: do not shorten after many late tries.
             if sample.gap_hidden and self._late[arm] <= MOST_LATE:
                 self._spin[arm] = shorten_spin(spin, once.queued_s - self._flush_s)
             if sample.gap_hidden or spin == 0:
@@ -156,7 +156,7 @@ def lengthen_spin(cycles: int, host_s: float, before_s: float) -> int:
 
 
 def shorten_spin(cycles: int, beyond_s: float) -> int:
-    """Return the cycles of the next spin: half, if it still outlasts the `beyond_s` of the host."""
+    """Return the cycles of the next spin: half as many, if these surely take `beyond_s` seconds."""
     half = max(cycles // 2, FIRST_CYCLES)
     return half if beyond_s * CYCLES_PER_S <= half else cycles
 

@@ -1,4 +1,4 @@
-"""Take samples and bursts in rounds: every arm still timed once a round, in a new order each time.
+"""Take samples and bursts in rounds. Each round times every arm that is left, in a new order.
 
 An arm is one implementation on the case. A sample is one call, with a cold L2 and its launch gap
 hidden. A burst is many calls back to back, as a caller in Python makes them: the host prepares a
@@ -50,7 +50,7 @@ class StopAtRatioCI:
     budget begins. After `min_rounds` only candidates and the baselines near the best one stay. The
     second best one also stays unless it takes half of the budget, since a check may yet reject the
     best one. Alternatives to the op stay or leave by the same rules, measured against the best
-    alternative, and each candidate's ratio to that must be known too.
+    alternative. Each candidate's ratio to the best alternative must also be known.
     """
 
     model: RatioCI
