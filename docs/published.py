@@ -238,7 +238,10 @@ class Published:
         yield _row(f"`{candidate}`", *(_time(r.median_ms or 0.0) for r in cases.values()))
         times = {(r.implementation, r.case_id): r.median_ms or 0.0 for r in right}
         baselines = {(r.implementation, r.case_id) for r in right if r.role is Role.BASELINE}
-        best = {case: min(times[key] for key in baselines if key[1] == case) for case in cases}
+        best = {
+            case: min((times[key] for key in baselines if key[1] == case), default=0.0)
+            for case in cases
+        }
         for other in sorted({name for name, case in times if case in cases} - {candidate}):
             ratios = [
                 f"{time / times[candidate, case]:.2f}"

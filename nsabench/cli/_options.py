@@ -20,17 +20,21 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
+def require_python(path: Path, *, exists: bool = True) -> Path:
+    """Return the path. Raises `UsageError` if it is no Python file, or does not exist."""
+    is_python = path.suffix == ".py" and not path.is_dir()
+    if not is_python or (exists and not path.exists()):
+        raise UsageError(
+            f"{path} {'does not exist' if is_python else 'is not a Python file'}",
+            "give a Python file, as `nsabench init OP FILE.py` writes; a matrix is measured by "
+            "`nsabench all FILE.yaml`.",
+        )
+    return path
+
+
 class PythonFile(click.Path):
     def convert(self, value: Any, *where: Any) -> Path:
-        path = Path(value)
-        is_python = path.suffix == ".py" and not path.is_dir()
-        if not is_python or (self.exists and not path.exists()):
-            raise UsageError(
-                f"{path} {'does not exist' if is_python else 'is not a Python file'}",
-                "give a Python file, as `nsabench init OP FILE.py` writes; a matrix is measured "
-                "by `nsabench all FILE.yaml`.",
-            )
-        return path
+        return require_python(Path(value), exists=self.exists)
 
 
 PYTHON = PythonFile(exists=True)
@@ -126,13 +130,17 @@ junit = click.option(
 )
 
 
-def _load_op(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    if value is None:
+def load_op(path: Path | None) -> Path | None:
+    if path is None:
         return None
     from nsabench import ops  # its imports would slow down --help
 
-    ops.load_file(value.absolute())
-    return value.absolute()
+    ops.load_file(require_python(path).absolute())
+    return path.absolute()
+
+
+def _load_op(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    return load_op(value)
 
 
 _own_op = functools.partial(
@@ -144,6 +152,7 @@ _own_op = functools.partial(
     help="File that defines an op of your own as OP.",
 )
 ops_file = _own_op()
+path_of_op = _own_op(type=PATH)  # the command itself refuses and loads it
 loaded_ops = _own_op(callback=_load_op)
 ops_of_the_run = _own_op(
     expose_value=False,

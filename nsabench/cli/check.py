@@ -18,7 +18,7 @@ from nsabench.output.standing import DECLINED
 
 
 @_help.command("check")
-@click.argument("file", type=_options.PythonFile(), metavar="FILE.py")
+@click.argument("file", type=_options.PATH, metavar="FILE.py")
 @click.option("--op", default="", metavar="NAME", help="Op to check, if the file has several.")
 @click.option(
     "--shape",
@@ -43,8 +43,8 @@ from nsabench.output.standing import DECLINED
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=TIMEOUT_S,
+    type=click.IntRange(1, 24 * 60 * 60),
+    default=int(TIMEOUT_S),
     show_default=True,
     metavar="SECONDS",
     help="Time for each step of a case: compilation, a call, a comparison.",
@@ -52,7 +52,7 @@ from nsabench.output.standing import DECLINED
 @_options.measuring(
     _options.as_json,
     click.option("--watch", is_flag=True, help="Check again whenever the file is saved."),
-    *(_options.no_sandbox, _options.loaded_ops, _options.device, _options.only),
+    *(_options.no_sandbox, _options.path_of_op, _options.device, _options.only),
 )
 def command(
     asked: Measuring,
@@ -61,7 +61,7 @@ def command(
     shapes: tuple[str, ...],
     dtype: str,
     direction: str,
-    timeout: float,
+    timeout: int,
     watch: bool,
 ) -> int:
     """Check one kernel for correctness and speed.
@@ -75,6 +75,8 @@ def command(
 
     def checked() -> int:
         try:
+            _options.require_python(file)
+            ops_file = _options.load_op(asked.ops_file)
             device = choose_device(asked.device)
             request = CheckRequest(
                 file=file.absolute(),
@@ -84,7 +86,7 @@ def command(
                 dtype=DType(dtype),
                 direction=Direction(direction),
                 only=asked.only,
-                ops_file=asked.ops_file,
+                ops_file=ops_file,
                 sandboxed=not asked.no_sandbox,
                 timeout_s=timeout,
             )

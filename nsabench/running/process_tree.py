@@ -206,7 +206,7 @@ def _fork(program: Program, options: Sequence[str]) -> ForkedProcess:
     """Fork a process. Raises `NoTemplate` if no template starts or two end, and in later calls."""
     key = frozenset(program.environment.items())
     if key in _hopeless or not program.is_forked:
-        raise NoTemplate("it ended at every request")
+        raise NoTemplate("it is not forked, or ended at every request")
     template = _templates.pop(key, None)
     for _ in range(2):
         try:

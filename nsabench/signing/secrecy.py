@@ -32,10 +32,11 @@ def seclude() -> None:
     libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # fails without privileges
     # Some container engines make capabilities inheritable; a child of root keeps those.
     header, sets = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
-    libc.capget(header, sets)
+    known = libc.capget(header, sets) == 0
     inheritable = 2  # sets: effective, permitted and inheritable capabilities below 32, then others
     sets[inheritable] &= ~(1 << CAP_SYS_PTRACE)
-    libc.capset(header, sets)
+    if known:
+        libc.capset(header, sets)
     libc.getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if is_secret(name)]:
         _withheld[name] = os.environ[name]

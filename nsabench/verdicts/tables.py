@@ -185,8 +185,9 @@ def readable(path: Path) -> Iterator[None]:
             f"{path.parent} holds no {path.stem}",
             "give a finished run; `all --resume` finishes one.",
         ) from None
-    except OutOfBounds as error:
-        raise UsageError(f"{path.name} of {path.parent} {error}", GIVE_AS_MADE) from None
+    except ValueError as error:
+        fault = str(error) if isinstance(error, OutOfBounds) else f"is invalid: {error}"
+        raise UsageError(f"{path.name} of {path.parent} {fault}", GIVE_AS_MADE) from None
 
 
 def checked_batches(

@@ -123,6 +123,14 @@ def test_what_cannot_be_imported_is_told_to_programs(two, content, named):
     assert "two.py" in told.error and named in told.error and told.remedy, told
 
 
+@pytest.mark.parametrize("named", ["two.yaml", "--ops"])
+def test_what_is_no_python_file_is_told_to_programs(two, named):
+    given = (two.with_suffix(".yaml"),) if named == "two.yaml" else (two, "--ops", two.parent)
+    done = check(*given, *SMALL, "--json")
+    told = CheckDocument.model_validate_json(done.stdout)
+    assert told.exit_code == done.return_value == 2 and "is not a Python file" in told.error
+
+
 NOT_TIMED = 'devices=("cuda", "interpreter")'
 OFF = ONE.replace('devices=("cpu", "cuda")', NOT_TIMED).replace("=sm_scale)", "=sm_scale) * 1.0015")
 

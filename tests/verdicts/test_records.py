@@ -113,6 +113,15 @@ def test_what_is_no_row_is_refused(tmp_path, table, change, sentence):
         read_records(tmp_path / "run")
 
 
+def test_text_that_is_not_utf_8_is_refused(tmp_path):
+    path = make_run(tmp_path / "run") / "comparisons.parquet"
+    table = pq.read_table(path)
+    text = pa.array([b"\xff"] * table.num_rows).cast(pa.string(), safe=False)
+    pq.write_table(table.set_column(table.schema.get_field_index("reason"), "reason", text), path)
+    with pytest.raises(UsageError, match=r"comparisons\.parquet"):
+        read_records(path.parent)
+
+
 @pytest.mark.parametrize(
     ("name", "column"),
     [("records", "mae"), ("records", "op"), ("records", "L"), ("comparisons", "ratio")],
