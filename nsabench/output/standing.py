@@ -151,7 +151,7 @@ def versions(record: Record) -> list[str]:
 
 
 def tally_of_controls(records: Iterable[Record], *, always: Iterable[Catch] = ()) -> str:
-    """Return `16 caught, 2 declined`. always: words to count even if the count is 0."""
+    """Return `16 caught, 2 declined`. `always`: words to count even if the count is 0."""
     counts = Counter(r.caught for r in records if r.caught)
     words = [word for word in Catch if counts[word] or word in always]
     return ", ".join(f"{counts[word]} {word}" for word in words) if counts else ""

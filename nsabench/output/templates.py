@@ -38,9 +38,9 @@ def environment(**options: Any) -> jinja2.Environment:
 
 
 def first_kernel(op: Op, name: str, ops_file: str = "", *, cuda: bool = False) -> str:
-    """Return a module with a kernel that is right. ops_file: the user's file of the op.
+    """Return a module with a kernel that is right. `ops_file` is the user's file of the op.
 
-    The kernel is in Triton, or in CUDA C++ with `cuda`. For an op without such a starter, and for
+    The kernel is in Triton or, if `cuda`, in CUDA C++. For an op without such a starter, and for
     all ops of the user, it calls the op's oracle.
     """
     templates = environment()

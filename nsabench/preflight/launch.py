@@ -1,4 +1,4 @@
-"""One row of the result, and the messages between preflight and its workers."""
+"""One row of the result of a preflight, and the messages to and from its workers."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def operators_run(real: str) -> Iterator[None]:
     with ExitStack() as patches:
         for operator in list(OPDEFS.values()):
             if operator._init_fn.__module__.startswith("torch."):
-                continue  # decompositions of torch's own operators, whose code calls them again
+                continue  # torch's own: the code of these decompositions calls the operator again
             kernels = operator._backend_fns
             run = pretending(kernels.get("cuda") or kernels.get(None) or operator._init_fn)
             patches.enter_context(mock.patch.object(operator, "_abstract_fn", run))

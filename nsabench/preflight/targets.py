@@ -1,4 +1,4 @@
-"""The architectures and versions of Triton that kernels are compiled for. Install a Triton."""
+"""The architectures and Triton versions that kernels are compiled for; how to install a Triton."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ HEAD_BYTES, TAIL_BYTES = 256 << 10, 64 << 10  # what is kept of the start and en
 MOST_PRINTED_BYTES = 1 << 20  # a pipe holds no more, unless root made it larger
 REFUSALS = (1, 2, 3)  # exit codes that a process may name when it refuses
 LAST_LINES = 3
-MAX_LINE = 1000  # foreign output: a line may be a gigabyte long
+MAX_LINE = 1000  # characters that are read of a line: foreign output may have lines of a gigabyte
 
 # Patterns to find in the output of a dead process, the most telling first.
 SIGNATURES: tuple[tuple[str, Status, re.Pattern[str]], ...] = (

@@ -1,7 +1,7 @@
 """Hide the secrets of this process from its children, which run foreign code as the same user.
 
-Linux hides the memory, environment and descriptors of a process that is not dumpable from every
-process without CAP_SYS_PTRACE.
+If a process is not dumpable, Linux hides its memory, environment and descriptors from every process
+without CAP_SYS_PTRACE.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """Return the shards whose times decide nothing, by name, each with the reason.
 
     Shards without sound times are outliers. Others are compared by each implementation that most of
-    them timed. If over half of its times are within 3 %, the rest are outliers, and else all are.
+    them timed. If over half of its times are within 3 %, the rest are outliers, otherwise all are.
     """
     if len(canaries) < 2:
         return {}

@@ -26,8 +26,8 @@ READ = LeastWork(bytes_min=125_000_000)
 # Computing a gradient moves more bytes than returning a stored one. With so many operations a byte,
 # it also takes over twice as long on any device.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
-# A call that waits for the device takes 30 µs. On a slow host it takes 250 µs, and then only calls
-# made back to back are faster than is possible.
+# A call that waits for the device takes 30 µs. On a slow host it takes 250 µs, and then only its
+# times in bursts (calls back to back) are impossible.
 PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
 # With autograd, a waiting call took 940 µs on a slow host (H200, 64 query, 4 KV heads, T 4096).
 PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)

@@ -38,7 +38,7 @@ class Timer(Protocol):
     """Times single calls on cold caches (`sample`), or calls back to back (`burst`)."""
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
-        """Time `call` once. A bad sample is repeated with the call that `retry` makes."""
+        """Time `call` once. If the timer must repeat a sample, `retry` makes the next call."""
         ...
 
     def burst(self, calls: Sequence[Call], kept: int, keep: Keep = as_it_is) -> tuple[float, Any]:
