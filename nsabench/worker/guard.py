@@ -104,7 +104,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def _locate(error: BaseException, *, of_the_user: bool = False) -> str:
-    """Return an error's line: the innermost in the user's file, or else, by default, in any file."""
+    """Return an error's line: the innermost in the user's file or else, by default, in any file."""
     lines = list(_list_lines(error))
     own = getattr(sys.modules.get(USER_MODULE), "__file__", None)
     innermost = ("", 0) if of_the_user else next(iter(lines), ("", 0))

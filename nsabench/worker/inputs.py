@@ -31,7 +31,7 @@ POISONED_BYTES = 32 << 20  # `poison` fills at most this much beyond the results
 
 
 class InputSets:
-    """Sets of tensors that exchange values. `ids[i]`: the set whose values are in the tensors at i."""
+    """Sets of tensors that exchange values. `ids[i]`: the set whose values are at place i."""
 
     def __init__(
         self,
