@@ -21,7 +21,7 @@ EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
 def require_python(path: Path, *, exists: bool = True) -> Path:
-    """Return the path. Raises `UsageError` if it is no Python file, or does not exist."""
+    """Return the path. Raises `UsageError` if it is not a Python file, or does not exist."""
     is_python = path.suffix == ".py" and not path.is_dir()
     if not is_python or (exists and not path.exists()):
         raise UsageError(
