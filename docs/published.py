@@ -194,8 +194,7 @@ class Published:
                 continue
             counts = Counter(c.verdict for _, c in compared)
             verdicts = ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v])
-            decided = [r for r, c in compared if c.verdict is not Verdict.INCONCLUSIVE]
-            unproven = [r.unproven for r in decided if r.unproven]
+            unproven = [r.unproven for r, _ in compared if r.unproven]
             checks = " or ".join(f"`{check}`" for check in sorted(set(unproven)))
             proviso = f", {len(unproven)} on an unproven check ({checks})" if unproven else ""
             ratios = [c.ratio for _, c in compared if c.ratio]

@@ -43,7 +43,7 @@ class Form(Message):
         return sum(map(self._count_bytes, self.results.values()))
 
     def places(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Yield the first byte, the bytes and the shape of each result."""
+        """Yield the offset in bytes, the number of bytes and the shape of each result."""
         begin = 0
         for shape in self.results.values():
             yield begin, prod(shape) * self.dtype.itemsize, shape

@@ -86,7 +86,7 @@ class Comparison:
     ratio: Annotated[
         Float,
         "median time of the reference / median time of the implementation; if the references are "
-        "over 3 % faster in a process without candidates, the best time there counts",
+        "over 3 % faster without candidates (less if the clock moved), the best time there counts",
         "1",
     ] = None
     lo: Annotated[Float, "lower end of the 95 % interval of ratio", "1"] = None

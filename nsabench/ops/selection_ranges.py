@@ -1,9 +1,10 @@
-"""selection_ranges: every query attends to the union of n spans of its group's keys, in place.
+"""selection_ranges: every query attends to the union of n spans of its group's keys.
 
 q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], ranges int32 [B,S,G,n,2] -> out [B,S,G,h,Dv]. Spans
 are half-open. Overlaps count once, and parts outside of the keys are cut off. A span whose end is
 not after its start is empty. A query without keys gives zeros. No query selects more keys than
-selected_len, which is known on the host (arXiv 2502.11089, section 3.3.2, without the gather).
+selected_len, which is known on the host. The op is the selection of arXiv 2502.11089, section
+3.3.2, but no implementation has to gather keys.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ NAMES = (
     *("records.parquet", "comparisons.parquet", "samples.parquet"),
     *("thresholds.yaml", "selection_report.md", "report.html"),
 )
-# Files of what a case printed in a pass (main, confirmation, ...), or of a shard in a merged run.
+# A log of what a case printed in a pass (main, confirmation, ...), or a kept file of a shard.
 _NAME = re.compile(
     rf"logs/[0-9a-f]{{12}}(\.[a-z]+)?\.log|"
     rf"{SHARDS}/(?P<shard>[A-Za-z0-9][A-Za-z0-9-]{{0,99}})/({'|'.join(map(re.escape, KEPT))})"

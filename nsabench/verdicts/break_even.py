@@ -34,7 +34,7 @@ class BreakEven:
     axis: str
     answer: Pays
     length: int | None
-    why: str  # why nothing is decided, or which alternatives failed
+    why: str  # why nothing is decided, which alternatives failed, or a case that is not faster
     tested: tuple[Tested, ...]  # by length: the op's best implementation and the best alternative
 
     @property

@@ -32,7 +32,7 @@ SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the ora
 # returns memory before it is written was missed in 6 of 800 cases on a CPU; with two, in none.
 SURE_CHECKS = 2
 BURST_CHECKS = 0.2  # share of the later bursts that are checked
-LAST_OF_A_BURST = 0.5  # share of the later bursts whose last call is the checked one
+LAST_OF_A_BURST = 0.5  # share of the checked later bursts that must check their last call
 ORDERED_CHECKS = 0.03  # share of timed calls before which `StreamOrder` checks a call
 # A spin kernel holds the stream for about 1 ms while `StreamOrder` queues a call, and for at most
 # 16 ms if the host takes longer. A call that waits for the device outlasts every spin.
@@ -114,7 +114,7 @@ class CaseArm:
         self.config = ""
         self.peak_mem_bytes: int | None = None
         self._is_watched = False
-        self._was_called = True  # whether the last prepared call was inspected, not repeated
+        self._was_called = True  # whether the last prepared call was inspected
         self._sets_checked: list[int] = []  # the set of each checked burst
 
     @property

@@ -148,9 +148,10 @@ class NSAttention(nn.Module):
         values of cu_seqlens are never read on the host.
 
         Raises:
-            ValueError: the cache has another block or stride. Or the cache is filled, and x or a
-                weight of the projections requires a gradient. Or sequences are packed, and there is
-                a cache or a compression other than the mean. An error leaves the cache unchanged.
+            ValueError: the cache has another block or stride. Or the cache is filled, autograd is
+                on, and x or a weight of the projections requires a gradient. Or sequences are
+                packed, and there is a cache or a compression other than the mean. An error leaves
+                the cache unchanged.
         """
         require(
             cu_seqlens is None or cache is None,

@@ -117,7 +117,10 @@ def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
 def class_tile(
     name: str, rule: Tile, itemsize: int, device: torch.device, given: Given
 ) -> tuple[Tile, bool]:
-    """Return the given, else the tuned (16-bit), else the rule's tile, and whether it is tuned."""
+    """Return ``given`` if it is a tile, else a tuned tile or ``rule``, and whether it is tuned.
+
+    Only 16-bit inputs have tuned tiles, and RULE as ``given`` skips them.
+    """
     if isinstance(given, tuple):
         return given, False
     tuned_tile = tuned_tiles(device).get(name) if given is None and itemsize == 2 else None

@@ -142,7 +142,7 @@ def make_rule(
 class Collected:
     samples: dict[str, Samples] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
-    busy_s: float = 0.0  # in warm-up and timed calls, without `called_s` of the arms
+    busy_s: float = 0.0  # in warm-up and timed calls, without the calls that are checked
 
     def finish(self, arm: CaseArm, last: Callable[[], None]) -> None:
         """Make the last check of an arm that has samples; drop them if it fails."""

@@ -115,7 +115,8 @@ def launch_ranges_backward(
     selected = torch.empty((b * g * at_once,), dtype=torch.int64, device=q.device)
     shares = _shares(key_tiles * b * g, s * h, device_limits(q.device).processors)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
-    # There are several iterations only if the batch is so large that there is one share.
+    # There are several iterations only if the batch is so large that there is one share. Then the
+    # parts are dk and dv themselves, so that a slice of them is a slice of the batch.
     for some in batches(b, g):
         heads = (some.stop - some.start) * g
         spans_by_query_kernel[(cdiv(s, 64), heads)](

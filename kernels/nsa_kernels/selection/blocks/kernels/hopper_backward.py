@@ -185,7 +185,7 @@ def copy(
 
 @gluon.jit
 def widened(x):
-    """Convert 16-bit ``x`` to fp32. Without assembly, the compiler would use unrounded values."""
+    """Convert 16-bit ``x`` to fp32. The assembly keeps the compiler from using unrounded ``x``."""
     if x.dtype == gl.bfloat16:
         code: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
     else:
