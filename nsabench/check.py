@@ -181,7 +181,8 @@ def plan(
 
 
 def refuse_unusable(request: CheckRequest) -> None:
-    """Raise `UsageError` for a wrong op or a wrong shape, before any process is started."""
+    """Raise `UsageError` for a file, op or shape that is wrong, before any process is started."""
+    registry.sources(request.file, request.ops_file)
     for text in request.shapes:
         _read_sizes(text)
     if request.op:

@@ -20,12 +20,11 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
-def require_python(path: Path, *, exists: bool = True) -> Path:
-    """Return the path. Raises `UsageError` if it is not a Python file, or does not exist."""
-    is_python = path.suffix == ".py" and not path.is_dir()
-    if not is_python or (exists and not path.exists()):
+def require_python(path: Path) -> Path:
+    """Return the path. Raises `UsageError` if it cannot be the path of a Python file."""
+    if path.suffix != ".py" or path.is_dir():
         raise UsageError(
-            f"{path} {'does not exist' if is_python else 'is not a Python file'}",
+            f"{path} is not a Python file",
             "give a Python file, as `nsabench init OP FILE.py` writes; a matrix is measured by "
             "`nsabench all FILE.yaml`.",
         )
@@ -34,10 +33,10 @@ def require_python(path: Path, *, exists: bool = True) -> Path:
 
 class PythonFile(click.Path):
     def convert(self, value: Any, *where: Any) -> Path:
-        return require_python(Path(value), exists=self.exists)
+        return require_python(Path(value))
 
 
-PYTHON = PythonFile(exists=True)
+PYTHON = PythonFile()
 
 
 def _refuse_kernels(

@@ -72,7 +72,7 @@ def test_a_bad_kernels_file(tmp_path, tiny, nsabench, source, sentence, remedy):
 @pytest.mark.parametrize(
     ("old", "new", "more", "sentence", "remedy"),
     [
-        ("", "", ("--kernels", "no.py"), "no.py", "--kernels"),
+        ("", "", ("--kernels", "no.py"), "no.py", "nsabench init"),
         ("timing:", "timin:", (), "tiny.yaml:5: timin is not a", "timing"),
         ("bmm_softmax", "bmm_sofmax", (), "matches 'bmm_sofmax'", "bmm_softmax"),
     ],

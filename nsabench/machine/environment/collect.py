@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import sysconfig
 import tempfile
 from datetime import UTC, datetime
@@ -62,7 +63,7 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
             nsabench=__version__,
             python=platform.python_version(),
             pinned_triton=triton_pinned_by_torch(),
-            distributions=list_distributions(),
+            distributions=list_distributions(tuple(sys.path)),
         ),
         container=read_container(variables, absent),
         sandbox=described.sandbox,
@@ -72,10 +73,10 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
 
 
 @cache
-def list_distributions() -> dict[str, str]:
-    """Return the version of each distribution. If two have one name, the imported one counts."""
+def list_distributions(path: tuple[str, ...]) -> dict[str, str]:
+    """Return the version of each distribution in the folders of `path`, the first of a name."""
     versions: dict[str, str] = {}
-    for installed in metadata.distributions():
+    for installed in metadata.distributions(path=[*path]):
         fields = installed.metadata  # each access reads the whole file
         # A broken uninstall leaves distributions without a name.
         name = fields["Name"] if fields is not None else None

@@ -12,18 +12,17 @@ from nsabench.machine.environment.pairs import PAIRS, numbers, pair_of
 
 def test_without_a_worker_the_distributions_still_speak():
     assert collect.collect(None, None).absent["software.torch"] == NO_WORKER
-    distributions = collect.list_distributions()
+    distributions = collect.list_distributions(tuple(sys.path))
     assert distributions["pydantic"] == metadata.version("pydantic")
     assert "typing-extensions" in distributions  # by its normalised name
 
 
-def test_remains_of_a_broken_uninstall_are_no_distribution(tmp_path, monkeypatch):
+def test_remains_of_a_broken_uninstall_are_no_distribution(tmp_path):
     (tmp_path / "left_over-1.0.dist-info").mkdir()
     whole = tmp_path / "No.Record_Here-2.0.dist-info"
     whole.mkdir()
     (whole / "METADATA").write_text("Metadata-Version: 2.1\nName: No.Record_Here\nVersion: 2.0\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert collect.list_distributions() == {"no-record-here": "2.0"}
+    assert collect.list_distributions((str(tmp_path),)) == {"no-record-here": "2.0"}
 
 
 @pytest.mark.parametrize(
