@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
 
 from nsabench import labels
+from nsabench.checks.cases import best_baseline, by_case
 from nsabench.checks.roofline import SLOW
 from nsabench.evidence.archive import Archive, ArchivedRun
 from nsabench.evidence.manifest.statement import Trust
@@ -194,8 +195,8 @@ class Published:
                 continue
             counts = Counter(c.verdict for _, c in compared)
             verdicts = ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v])
-            unproven = [r.unproven for r, _ in compared if r.unproven]
-            checks = " or ".join(f"`{check}`" for check in sorted(set(unproven)))
+            unproven = [r for r, _ in compared if r.unproven]
+            checks = _list_unproven(unproven)
             proviso = f", {len(unproven)} on an unproven check ({checks})" if unproven else ""
             ratios = [c.ratio for _, c in compared if c.ratio]
             yield (
@@ -235,22 +236,20 @@ class Published:
         cases = {r.case_id: r for r in right if r.implementation == candidate}
         yield from _head(" ".join(shared), *(_label(r, shared) or "time" for r in cases.values()))
         yield _row(f"`{candidate}`", *(_time(r.median_ms or 0.0) for r in cases.values()))
-        times = {(r.implementation, r.case_id): r.median_ms or 0.0 for r in right}
-        baselines = {(r.implementation, r.case_id) for r in right if r.role is Role.BASELINE}
-        best = {
-            case: min((times[key] for key in baselines if key[1] == case), default=0.0)
-            for case in cases
+        times = {
+            (r.implementation, r.case_id): r.median_ms or 0.0
+            for case in by_case(right).values()
+            for r in case
+            if not _is_far_behind(r, best_baseline(case, alongside=True))
         }
         for other in sorted({name for name, case in times if case in cases} - {candidate}):
             ratios = [
-                f"{time / times[candidate, case]:.2f}"
-                if (time := times.get((other, case)))
-                and (time <= SLOW * best[case] or (other, case) not in baselines)
+                f"{times[other, case] / times[candidate, case]:.2f}"
+                if (other, case) in times
                 else ""
                 for case in cases
             ]
-            if any(ratios):
-                yield _row(f"`{other}`", *ratios)
+            yield _row(f"`{other}`", *ratios)
 
     def draw_chart(
         self, page: Path, op: str, heads: str, direction: str, regime: str = "device"
@@ -310,12 +309,21 @@ def _say(answer: BreakEven) -> str:
     return "not decided"
 
 
+def _is_far_behind(record: Record, best: Record | None) -> bool:
+    if record.role is not Role.BASELINE or best is None:
+        return False
+    return (record.median_ms or 0.0) > SLOW * (best.median_ms or 0.0)
+
+
 def _name_unproven(answer: BreakEven) -> str:
-    won = [t.record for t in answer.tested if t.length >= (answer.length or 0)]
-    checks = sorted({f"`{record.unproven}`" for record in won if record.unproven})
+    checks = _list_unproven(t.record for t in answer.tested if t.length >= (answer.length or 0))
     if answer.answer is not Pays.FROM or not checks:
         return ""
-    return f" (on an unproven check: {', '.join(checks)})"
+    return f" (on an unproven check: {checks})"
+
+
+def _list_unproven(records: Iterable[Record]) -> str:
+    return " or ".join(sorted({f"`{r.unproven}`" for r in records if r.unproven}))
 
 
 def _describe_best(case: Sequence[Record], regime: Regime, reference: Reference) -> str:
