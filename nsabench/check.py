@@ -25,12 +25,13 @@ from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.planning.narrow import matches_any
+from nsabench.registry.loading import GIVE_A_FILE
 from nsabench.running import planner
 from nsabench.running.clients import CheckerClient, WorkerClient
 from nsabench.running.executor import Executor
 from nsabench.running.loop import run_job
 from nsabench.running.policy import plan_main
-from nsabench.sources import digest_of
+from nsabench.sources import digest_of, read
 from nsabench.verdicts.results import assess
 
 TIMING = Timing(stopping=RatioCI(width=0.02, min_rounds=10, max_rounds=100, budget_s=1.0))
@@ -182,7 +183,7 @@ def plan(
 
 def refuse_unusable(request: CheckRequest) -> None:
     """Raise `UsageError` for a file, op or shape that is wrong, before any process is started."""
-    registry.sources(request.file, request.ops_file)
+    read(request.file, GIVE_A_FILE)
     for text in request.shapes:
         _read_sizes(text)
     if request.op:
