@@ -58,6 +58,7 @@ def make_view(connection: Connection, archive: Archive, table: str, runs: Runs) 
             with suppress(OSError, duckdb.Error):  # it was removed, or is damaged
                 if len(paths) > MOST:
                     path.unlink()
+                    continue
                 link.hardlink_to(path)
                 attached.append(_attach(connection, link, missing))
         if missing:
