@@ -100,7 +100,7 @@ def compress_kernel(
 ):
     """Program (KEYS compressed keys, head, batch): write k_cmp [B,N,H,D] and v_cmp.
 
-    Heads 0 to H - 1 are those of k, and H to 2 H - 1 those of v.
+    Heads 0 to H - 1 belong to k, and H to 2 H - 1 to v.
 
     If PACKED, key i is key number i - cu_keys[s] of its sequence s. Keys in no sequence get 0.
     """
@@ -195,7 +195,7 @@ def compress_backward_kernel(
 ):
     """Program (TOKENS tokens, head, batch): write dk [B,T,H,D] and dv.
 
-    Heads 0 to H - 1 are those of dk, and H to 2 H - 1 those of dv.
+    Heads 0 to H - 1 belong to dk, and H to 2 H - 1 to dv.
 
     The inputs are the gradients of k_cmp [B,N,H,D] and v_cmp, with strides k_* and v_*. Tokens in
     no sequence get 0.
