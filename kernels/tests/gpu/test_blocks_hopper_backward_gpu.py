@@ -159,24 +159,6 @@ def test_parts_of_one_projection_and_heads_apart(group, ways):
     check(ways, room[..., 8 : 8 + D], k, v, do, index)
 
 
-def test_what_it_does_not_take_is_tritons(launched, monkeypatch):
-    def by_triton(d, dv, dtype, group, size=64):
-        launched.clear()
-        q, k, v, do, index = draw_blocks(1, 200, 2 * group, 2, d, dv, 3, dtype, size)
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        out = nsa_kernels.block_selection_attention(*leaves, index, block_size=size)
-        torch.autograd.grad(out, leaves, do)
-        assert TRITON in launched and HERE not in launched
-
-    by_triton(64, 64, torch.bfloat16, 16)
-    by_triton(128, 64, torch.bfloat16, 16)
-    by_triton(128, 128, torch.float32, 4)
-    by_triton(128, 128, torch.float16, 3)
-    by_triton(128, 128, torch.float16, 4, size=32)
-    monkeypatch.setattr(config, "beyond_int32", lambda *tensors: True)
-    by_triton(128, 128, torch.bfloat16, 16)
-
-
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
 def test_a_branch_of_a_gated_sum(group, added, ways):
@@ -209,23 +191,6 @@ def test_a_branch_of_a_gated_sum(group, added, ways):
     if added:
         want = tuple(x + y.double() for x, y in zip(want, before, strict=True))
     right(here, want)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("hq", "h"), [(64, 4), (32, 8)])
-def test_the_whole_attention(hq, h, packed, ways):
-    torch.manual_seed(0)
-    t = 4103
-    q, k, v, do = (torch.randn(1, t, x, D, device="cuda").bfloat16() for x in (hq, h, h, hq))
-    gates = torch.rand(1, t, hq, 3, device="cuda").bfloat16()
-    cu = torch.tensor([0, 1, 400, 400, 4100], dtype=torch.int32, device="cuda") if packed else None
-    leaves = [x.requires_grad_() for x in (q, k, v, gates)]
-
-    def call():
-        out = nsa_kernels.nsa_attention(*leaves, cu_seqlens=cu)
-        return torch.autograd.grad(out, leaves, do)
-
-    close(*ways(call), 5e-3, 2e-2)
 
 
 def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured():
@@ -264,24 +229,3 @@ def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured():
             x.copy_(y)
         graph.replay()
         assert same(found, want)
-
-
-def test_a_whole_step_in_a_graph():
-    """Forward and backward, captured with autograd."""
-    q, k, v, do, index = draw_blocks(1, 1000, 32, 2, D, D, 9, torch.bfloat16)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-
-    def step():
-        out = nsa_kernels.block_selection_attention(*leaves, index)
-        return torch.autograd.grad(out, leaves, do)
-
-    want = step()
-    graph, found = captured(step)
-    with torch.no_grad():
-        kept = q.clone()
-        q.normal_()
-        graph.replay()
-        assert not same(found, want)
-        q.copy_(kept)
-        graph.replay()
-    assert same(found, want)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from cases import (
     DTYPES,
-    agree,
     captured,
     check,
     doubled,
@@ -182,22 +181,6 @@ def test_compiled_gradients(name):
         torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize(("name", "routes"), [("gate", (2, 0)), ("gate, off", (0, 2))])
-def test_compiled_calls_of_the_gate_are_counted(name, routes):
-    call, (q, *others) = calls()[name]
-
-    def model(q):
-        return call(q * 2, *others) + 1
-
-    want = model(q)
-    nsa_kernels.reset_routing_report()
-    compiled = torch.compile(model, fullgraph=True)
-    for _ in range(2):
-        torch.testing.assert_close(compiled(q), want, atol=2e-2, rtol=2e-2)
-    report = nsa_kernels.routing_report()
-    assert (report["kernel"], report["fallback"]) == routes
-
-
 def test_two_streams_at_once():
     given = [calls()[name] for name in ("rows", "varlen", "ranges") for _ in range(2)]
     alone = [call(*args) for call, args in given]
@@ -275,20 +258,6 @@ def test_launches_go_where_the_tensors_are(name, backward):
     assert all(x.device.index == 1 for x in got) and same(got, want)
 
 
-SPLIT = {
-    "selection_rows": {"t": 3, "hq": 8, "d": 128, "dv": 128, "n": 3000},
-    "selection_varlen": {"hq": 8, "d": 128, "dv": 128, "lengths": (2000, 0, 1, 700)},
-    "selection_ranges": {"b": 2, "t": 2, "hq": 16, "h": 2, "d": 64, "dv": 64, "n": 3000}
-    | {"spans": 90},
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SPLIT)
-def test_rows_that_are_split(name, dtype):
-    agree(name, make(name, **SPLIT[name], dtype=dtype), dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("h", "d", "dv"), [(1, 16, 16), (17, 80, 48), (8, 256, 256), (33, 192, 128), (70, 64, 96)]
@@ -330,7 +299,8 @@ def test_more_than_2_to_the_31_elements():
 
 
 def test_strided_inputs_are_read_in_place():
-    case = make("selection_ranges", **SPLIT["selection_ranges"], dtype=torch.float16)
+    sizes = {"b": 2, "t": 2, "hq": 16, "h": 2, "d": 64, "dv": 64, "n": 3000, "spans": 90}
+    case = make("selection_ranges", **sizes, dtype=torch.float16)
     k, v = case.tensors["k"], case.tensors["v"]
     case.tensors["k"] = k.transpose(1, 2).contiguous().transpose(1, 2)
     case.tensors["v"] = v.mT.contiguous().mT
@@ -414,17 +384,3 @@ def test_one_graph_serves_all_steps_of_a_generation(hq, page, heads_last):
             want = torch.cat([alone(args, i) for i in range(len(lengths))])
             torch.testing.assert_close(out, want, atol=2e-2, rtol=2e-2)
         lengths.add_(1)
-
-
-@pytest.mark.parametrize("hq", [8, 32])
-def test_a_prefill_in_chunks_is_the_prefill_in_one(hq):
-    torch.manual_seed(0)
-    t = 3000
-    q, k, v, gates = (randn(1, t, *x) for x in ((hq, 128), (2, 128), (2, 128), (hq, 3)))
-    # All blocks that there are: a choice between close scores may differ.
-    attend = partial(nsa_kernels.nsa_attention, n_selected=47)
-    chunks = [
-        attend(q[:, begin:end], k[:, :end], v[:, :end], gates[:, begin:end])
-        for begin, end in ((0, 1000), (1000, 1001), (1001, 1500), (1500, t))
-    ]
-    torch.testing.assert_close(torch.cat(chunks, 1), attend(q, k, v, gates), atol=2e-2, rtol=2e-2)
