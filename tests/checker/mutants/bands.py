@@ -20,11 +20,11 @@ from tests.checker.mutants.mutant import (
 )
 
 WINDOW = "sliding_window"
-EDGE = {"B": 2, "T": 200, "HQ": 6, "H": 2, "D": 32, "Dv": 24}
+EDGE = {"B": 1, "T": 200, "HQ": 6, "H": 2, "D": 32, "Dv": 24}
 NEAR = case(WINDOW, "bfloat16", window=64, **EDGE)
 EXACT = case(WINDOW, "float32", window=65, **EDGE)
 PACKED = case(WINDOW, "bfloat16", "packed", B=5, T=90, HQ=4, H=1, D=32, Dv=32, window=40)
-LONGER = case(WINDOW, "bfloat16", B=1, T=768, HQ=4, H=1, D=64, Dv=64, window=512)
+LONGER = case(WINDOW, "bfloat16", B=1, T=768, HQ=2, H=1, D=32, Dv=32, window=512)
 
 
 def values_by_strides_of_keys(x):
@@ -154,7 +154,7 @@ broken_edges(
 )
 
 CACHE = {"B": 2, "S": 129, "HQ": 6, "H": 2, "D": 64, "Dv": 32}
-SHORT = {"B": 8, "S": 512, "HQ": 64, "H": 4, "D": 128, "Dv": 128}
+SHORT = {"B": 8, "S": 512, "HQ": 16, "H": 4, "D": 64, "Dv": 64}
 LONG = {**SHORT, "B": 1, "S": 2048}
 STEPS = {"block": 32, "stride": 16, "block_size": 64, "window": 100, "n_selected": 3, "S": 400}
 LAST = case("decode_window", "bfloat16", "random", window=100, **CACHE)

@@ -158,7 +158,7 @@ broken_outputs(
 
 VARLEN = "selection_varlen"
 SPREAD = case(VARLEN, "float16", "spread", N=256, H=4, D=64, Dv=64, L=64)
-VARIED = case(VARLEN, "bfloat16", "mixed", N=256, H=4, D=64, Dv=64, L=256)
+VARIED = case(VARLEN, "bfloat16", "mixed", N=128, H=4, D=64, Dv=64, L=256)
 EMPTY = case(VARLEN, "float16", "empty_rows", N=8, H=4, D=64, Dv=64, L=90)
 
 
@@ -200,7 +200,7 @@ broken_outputs(
 RANGES = "selection_ranges"
 EDGE = {"B": 2, "S": 3, "G": 2, "H": 4, "D": 64, "Dv": 64, "S_kv": 150, "n_spans": 5, "L": 60}
 ONE = {"B": 1, "S": 3, "G": 2, "H": 17, "D": 64, "Dv": 32, "S_kv": 70, "n_spans": 1, "L": 50}
-LAST = {"B": 16, "S": 1, "G": 2, "H": 8, "D": 128, "Dv": 128, "S_kv": 512, "n_spans": 8, "L": 256}
+LAST = {"B": 8, "S": 1, "G": 2, "H": 4, "D": 64, "Dv": 64, "S_kv": 512, "n_spans": 8, "L": 256}
 MIXED = case(RANGES, "float16", "mixed", **EDGE)
 OVERLAPPING = case(RANGES, "float16", "overlapping", **EDGE)
 UNSORTED = case(RANGES, "bfloat16", "unsorted", **EDGE)
@@ -304,7 +304,7 @@ broken_steps(
 )
 
 BLOCKS = "selection_blocks"
-CHOSEN = {"B": 2, "T": 193, "HQ": 4, "H": 2, "D": 64, "Dv": 32, "S": 2}
+CHOSEN = {"B": 1, "T": 193, "HQ": 4, "H": 2, "D": 64, "Dv": 32, "S": 2}
 RANDOM = case(BLOCKS, "float16", "random", **CHOSEN)
 REPEATED = case(BLOCKS, "bfloat16", "repeated", **{**CHOSEN, "S": 3})
 NONE = case(BLOCKS, "float16", "empty_rows", **CHOSEN)
