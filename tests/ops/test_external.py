@@ -138,17 +138,6 @@ def test_no_size_is_called_as_what_a_record_holds(size):
         tables.refuse_sizes(op)
 
 
-def test_a_file_that_imports_torch_is_refused(tmp_path):
-    path = changed(tmp_path, "from nsabench.model", "import torch\nfrom nsabench.model")
-    code = (
-        "import pathlib\nfrom nsabench import ops\nfrom nsabench.errors import UsageError\n"
-        f"try:\n    ops.load_file(pathlib.Path({str(path)!r}))\n"
-        "except UsageError as error:\n    print(error, error.remedy)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "imports torch" in done.stdout
-
-
 def test_a_run_is_read_with_the_op_that_it_was_made_with(tmp_path):
     digest = sources.sha256(RMSNORM.read_bytes())
     plan = Plan.model_construct(ops=str(RMSNORM), ops_sha256=digest)
@@ -216,16 +205,6 @@ def test_an_entry_point_takes_no_name_of_another_op(tmp_path):
     )
     assert "holds an op 'rmsnorm', and some-ops has one" in said
     assert "more-ops and some-ops each have an op 'twice'" in said
-
-
-def test_an_op_of_an_entry_point_is_explained_by_its_own_words(tmp_path):
-    said = printed(
-        with_package(tmp_path, "rmsnorm = some_ops.norm\nbroken = some_ops.none\n")
-        + "from nsabench.output import explain\n"
-        "[meaning] = explain.explain('rmsnorm')\nprint(meaning.kind, meaning.text)\n"
-        "refused(explain.explain, 'broken')\nexplain.explain('wrong')\n"
-    )
-    assert "op RMSNorm, forward and backward" in said
 
 
 def namesakes(folder):

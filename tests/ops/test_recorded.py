@@ -1,10 +1,5 @@
 """A model learns, its layers' choices of blocks are recorded, and a case draws them."""
 
-import json
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -16,16 +11,6 @@ from tools import recordings
 
 BLOCK, SLOTS, HEADS, TOKENS = 16, 5, 3, 400
 OP = ops.get("selection_blocks")
-
-# What a GPU makes in minutes, in one that fits Triton's interpreter.
-SMALL = """
-from tests.origin import quicken_interpreter
-from tools.record_selections import Sizes, main
-quicken_interpreter()
-sizes = Sizes(layers=2, dim=16, heads=1, kv_heads=1, head_dim=16, block_size=16, n_selected=4,
-              window=16, batch=1, tokens=64, recorded=96)
-main("60", {file!r}, sizes, 2)
-"""
 
 
 def draw(distribution, seed, **sizes):
@@ -64,24 +49,6 @@ def test_a_row_without_its_forced_blocks_is_no_recording(selection):
     other[1, 350] = [3, 4, 5, 6, 7]
     with pytest.raises(ValueError, match="different blocks"):
         recordings.of_selection(other, BLOCK, "")
-
-
-@pytest.mark.full
-def test_a_model_is_trained_and_recorded(tmp_path):
-    file = tmp_path / "recorded.xz"
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL.format(file=str(file))],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    about = json.loads(done.stdout[done.stdout.index("{") :])
-    made = unpack_recording(file.read_bytes())
-    assert (about["heads"], made.chosen.shape[1], made.slots) == (2, 96, 4)
-    assert 4 < about["different blocks of neighbours"]["2"] <= 8
-    assert "2 steps of 1 x 64 bytes of the library of Python" in made.made
 
 
 def test_what_is_drawn_is_what_was_recorded():
