@@ -15,8 +15,6 @@ from nsabench.running.run import Finished
 from nsabench.verdicts import threshold, thresholds_yaml
 from tests.runs import Made, make_run, with_comparison
 
-TWO = Made(implementations=("rows_cuda", "rows_group"))
-
 
 def shown(folder):
     facts = Facts.read(folder)
@@ -32,18 +30,6 @@ def shown(folder):
         "panel": " ".join(console.file.getvalue().split()),
         "threshold": done.output,
     }
-
-
-def test_all_say_the_same(tmp_path):
-    folder = make_run(tmp_path / "run", TWO)
-    thresholds_yaml.write(
-        threshold.decide_run(*threshold.read_run(folder)), folder / "thresholds.yaml"
-    )
-    for where, text in shown(folder).items():
-        for name in TWO.implementations:
-            assert name in text, where
-        least = 1 if where == "panel" else 2  # which says of both together what is so of both
-        assert text.count("worth using from L = 256") >= least, where
 
 
 def test_no_not_decided_and_not_tested_are_three_answers(tmp_path):
