@@ -102,14 +102,6 @@ def answers_before_it_is_done(q, k, v, sm_scale):
     time.sleep(600)
 
 
-@attack("timeout", "no answer within")
-def ignores_every_signal(q, k, v, sm_scale):
-    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_IGN)
-    while True:
-        time.sleep(1)
-
-
 @once
 def patch_outcome(values):
     [channel] = instances("Channel")
@@ -173,12 +165,6 @@ def hooks_imports(q, k, v, sm_scale):
 def leaves_variables(q, k, v, sm_scale):
     for name in ("LD_PRELOAD", "PYTHONPATH", "TRITON_CACHE_DIR", "NSABENCH_WORKER_OF"):
         os.environ[name] = "/tmp/mine"
-
-
-@attack("crashed", "SIGSEGV")
-def overwrites_what_it_can(q, k, v, sm_scale):
-    ctypes.memset(id(type(q)), 0x41, 4096)
-    q.clone()
 
 
 @attack("out_of_memory", "SIGKILL")

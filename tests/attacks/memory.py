@@ -6,19 +6,8 @@ kept = {}
 
 
 @attack("wrong", "mean absolute error")
-def kept_for_ever(q, k, v, sm_scale):
-    return kept.setdefault("for ever", honest(q, k, v, sm_scale)).clone()
-
-
-@attack("wrong", "mean absolute error")
 def kept_by_address(q, k, v, sm_scale):
     key = q.data_ptr()
-    return kept.setdefault(key, honest(q, k, v, sm_scale)).clone()
-
-
-@attack("wrong", "mean absolute error")
-def kept_by_version(q, k, v, sm_scale):
-    key = (q.data_ptr(), q._version, k._version, v._version)
     return kept.setdefault(key, honest(q, k, v, sm_scale)).clone()
 
 
