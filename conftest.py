@@ -22,7 +22,6 @@ FULL = (
     "tests/docs/test_blocks.py",
     "tests/docs/test_manual.py",
     "kernels/tests/integrations",
-    "kernels/tests/test_blocks_compile.py",
     "kernels/tests/test_compile.py",
     "kernels/tests/test_layer.py",
     "kernels/tests/test_oracles.py",

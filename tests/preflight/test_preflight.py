@@ -9,15 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from nsabench.channel import Step
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment.pairs import PAIRS
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import run, targets
-from nsabench.preflight.launch import Build, Built, CompiledLaunch, RecordedLaunches, RecordLaunches
 from nsabench.preflight.targets import ARCHITECTURES
-from nsabench.running.process import Printed, WorkerLost, timed_out
 from tests import forked
 
 pytest.importorskip("triton")
@@ -245,56 +242,3 @@ def test_an_architecture_that_a_triton_does_not_know_is_unsupported(tmp_path, mo
     [row] = run.run(lambda row: None, **given, matrices=["quick"], jobs=1)
     assert (row.status, row.failed) == (Status.UNSUPPORTED, False)
     assert "3.1.0" in row.reason and "sm_100" in row.reason
-
-
-def launch(key):
-    names = {"op": "selection_rows", "implementation": "mine", "kernel": "k"}
-    versions = {"triton": "3.7.1", "torch": "2.13.0", "architecture": "sm_90"}
-    return CompiledLaunch(key=key, **names, **versions)
-
-
-class LostTwice:
-    """Dies of its second build; its successor dies before it has begun."""
-
-    made = 0
-
-    def __init__(self, program):
-        LostTwice.made += 1
-        self.number, self.log = LostTwice.made, Printed()
-
-    def ask(self, request, expected, limit_s, *_):
-        if self.number == 2:
-            raise WorkerLost(timed_out(Step(phase="start"), limit_s))
-        if isinstance(request, RecordLaunches):
-            return RecordedLaunches(launches=[launch(key) for key in "abcd"])
-        assert isinstance(request, Build)
-        if request.launch.key == "b":
-            raise WorkerLost(timed_out(Step(phase="build"), limit_s))
-        return Built(launch=request.launch)
-
-    def kill(self): ...
-
-    def stop(self): ...
-
-
-@pytest.fixture
-def lost_twice(monkeypatch):
-    monkeypatch.setattr("nsabench.running.process.Process", LostTwice)
-    monkeypatch.setattr(LostTwice, "made", 0)
-
-
-def compiler(done=lambda row: None):
-    task = run.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    return run.Compiler(task, [], done)
-
-
-@pytest.mark.usefixtures("lost_twice")
-def test_a_worker_lost_while_it_records_again_costs_one_launch():
-    rows = compiler().run([])
-    assert [c.status for c in rows] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
-
-
-@pytest.mark.usefixtures("lost_twice")
-def test_a_compiler_that_is_stopped_compiles_no_more():
-    stopped = compiler(lambda row: stopped.stop())
-    assert [c.status for c in stopped.run([])] == [Status.OK]
