@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import click
+import pytest
 from click.testing import CliRunner
 
 from nsabench.cli import group
@@ -10,9 +12,9 @@ from nsabench.errors import NsabenchError
 
 @dataclass(frozen=True)
 class Invoked:
-    """What a command printed, and how it ended. error: what a user sees in one sentence."""
+    """What a command printed, and how it ended. stderr: with the error, as `main` prints it."""
 
-    code: int
+    returncode: int
     stdout: str
     stderr: str
     error: NsabenchError | None
@@ -21,11 +23,22 @@ class Invoked:
 def invoke(*words, **environment):
     """Run `nsabench WORDS` in the current folder, with these variables added.
 
-    Raises any error of the command that is not a `NsabenchError`.
+    Raises any error of the command that is meant neither for a user nor for a shell.
     """
-    done = CliRunner().invoke(group, [str(word) for word in words], env=environment)
-    error = done.exception if isinstance(done.exception, NsabenchError) else None
-    if error is None and done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    code = error.exit_code if error else done.exit_code
-    return Invoked(code, done.stdout, done.stderr, error)
+    words = [str(word) for word in words]
+    done = CliRunner().invoke(group, words, env=environment, standalone_mode=False)
+    error, stderr = done.exception, done.stderr
+    code = done.return_value if isinstance(done.return_value, int) else 0
+    if isinstance(error, NsabenchError | click.ClickException):
+        code = error.exit_code
+        stderr += f"nsabench: {error}\n  remedy: {getattr(error, 'remedy', '')}\n"
+    elif error is not None:
+        raise error
+    return Invoked(code, done.stdout, stderr, error if isinstance(error, NsabenchError) else None)
+
+
+@pytest.fixture
+def nsabench(tmp_path, monkeypatch):
+    """Run nsabench in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    return invoke

@@ -54,6 +54,11 @@ def interpreted(q, k, v, sm_scale):
 @implementation(op="selection_rows", name="wrong", devices=("cuda", "cpu"))
 def wrong(q, k, v, sm_scale):
     return v[:, :1].expand(-1, q.shape[1], -1).contiguous()
+
+
+@implementation(op="selection_rows", name="scaled", devices=("cuda", "cpu"))
+def scaled(q, k, v, sm_scale):
+    return right(q, k, v, q.shape[-1] ** -0.5)  # only a probe draws another scale
 """
 
 
@@ -113,7 +118,7 @@ def failed_run(tmp_path_factory):
     """Yield a signed run of one case, timed in full, with the candidates of `FAILING`."""
 
     def make(folder):
-        names = "rows_group, right, wrong, raises, interpreted"
+        names = "rows_group, right, wrong, scaled, raises, interpreted"
         (folder / "tiny.yaml").write_text(TINY.replace("rows_group", names))
         words = ("--where", "L=16", "--timing", "full", "--out", "run")
         measure(folder, *words, kernels=FAILING, code=1)

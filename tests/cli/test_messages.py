@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from nsabench.cli import group
-from nsabench.cli.threshold import command as threshold
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.model.plan import PlannedCase
 from nsabench.planning import matrix, resolve
+from tests.commands import invoke
 from tests.runs import make_run
 
 SKIPPED = """
@@ -47,9 +45,8 @@ def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path):
         infos = [i.model_copy(update={"op": case.op}) for i in plan.implementations]
         return plan.model_copy(update={"cases": [planned], "implementations": infos})
 
-    done = CliRunner().invoke(threshold, [str(make_run(tmp_path / "run", change=backward))])
-    assert isinstance(done.exception, UsageError)
-    assert "forward" in str(done.exception)
+    done = invoke("threshold", make_run(tmp_path / "run", change=backward))
+    assert isinstance(done.error, UsageError) and "forward" in str(done.error)
 
 
 @pytest.mark.parametrize(
@@ -72,24 +69,23 @@ def test_a_remedy_works_for_the_command_that_gives_it(tmp_path, monkeypatch, wor
     for name in ("matrix.yaml", "rows.py"):
         Path(name).write_text("op: selection_rows\n")
     Path("mine.py").write_text(SKIPPED)
-    done = CliRunner().invoke(group, words)
-    assert isinstance(done.exception, UsageError), done.output
-    assert named in str(done.exception) and remedy in done.exception.remedy
+    done = invoke(*words)
+    assert isinstance(done.error, UsageError), done
+    assert named in str(done.error) and remedy in done.error.remedy
 
 
 def test_the_nearest_command_is_suggested():
-    done = CliRunner().invoke(group, ["chek"])
-    assert done.exit_code == 2 and "'check'" in done.output
+    done = invoke("chek")
+    assert done.returncode == 2 and "'check'" in done.stderr
 
 
 def test_a_kernel_that_was_not_tried_is_not_fine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SKIPPED)
-    done = CliRunner().invoke(group, ["check", "mine.py", "--device", "cpu"], standalone_mode=False)
-    assert done.return_value == 5 and "NOT RUN" in done.output, done.output
+    done = invoke("check", "mine.py", "--device", "cpu")
+    assert done.returncode == 5 and "NOT RUN" in done.stdout, done
 
 
 def test_an_archive_without_a_run_is_not_sound(tmp_path):
     (tmp_path / "stray").write_text("")
-    done = CliRunner().invoke(group, ["archive", "verify", str(tmp_path)])
-    assert isinstance(done.exception, VerificationFailed)
+    assert isinstance(invoke("archive", "verify", tmp_path).error, VerificationFailed)

@@ -7,7 +7,7 @@ import pytest
 from nsabench import ops
 from nsabench.output import templates
 from nsabench.planning import matrix
-from tests.cli.conftest import nsabench as nsabench
+from tests.commands import nsabench as nsabench
 
 
 @pytest.mark.full

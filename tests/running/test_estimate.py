@@ -50,7 +50,7 @@ def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(tmp_path, m
     assert not (tmp_path / "never").exists()
     matrix.write_text(HUGE.replace("200000", "8").replace("[16384, 32768]", "64"))
     done = invoke("plan", matrix, "--device", "cpu")
-    assert done.code == 0 and "about" in done.stdout.splitlines()[-1]
+    assert done.returncode == 0 and "about" in done.stdout.splitlines()[-1]
     assert " MB  selection_rows" in done.stdout or " kB  selection_rows" in done.stdout
 
 
