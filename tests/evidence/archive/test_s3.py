@@ -1,4 +1,4 @@
-"""An archive in S3: a real server on loopback, its refusals, and its death during an upload."""
+"""An archive in S3: a real server on loopback, and its refusals."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
+from nsabench.errors import EnvironmentRefused, UsageError
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
@@ -302,32 +302,6 @@ def _hand_on(source, target):
         target.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_server_that_is_killed_in_the_middle_of_an_upload(tmp_path, locate, signed):
-    """The run is not there, half of it is not taken for a run, and it can be added again."""
-    own = start(tmp_path)
-    run = signed(samples=4000)
-    big = (run / "samples.parquet").stat().st_size
-    assert big > 500_000
-    tap = Tap(own, b"samples-", after=big // 2)
-    try:
-        location = locate(on=Server(own.process, tap.port))
-        with pytest.raises(EnvironmentRefused):
-            Archive(location).add(run)
-        assert own.process.returncode == -signal.SIGKILL
-        assert tap.size == big and big // 2 < tap.handed_on < big
-        own = start(tmp_path)
-        archive = Archive(locate(on=own))
-        assert archive.runs() == []
-        found = archive.survey()
-        assert (found.sound, found.broken) == ([], [])
-        assert archive.add(run)[0] is Added.ADDED
-        found = archive.survey()
-        assert (len(found.sound), found.broken) == (1, [])
-    finally:
-        tap.close()
-        own.stop()
-
-
 def test_keys_of_s3_that_no_file_can_have(locate, signed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     archive = Archive(locate())
@@ -340,16 +314,3 @@ def test_keys_of_s3_that_no_file_can_have(locate, signed, tmp_path, monkeypatch)
     found = archive.survey()
     assert len(found.sound) == 1 and found.sound[0].prefix.startswith(where)
     assert query(archive, "SELECT count(*) FROM records").num_rows == 1
-
-
-def test_an_object_of_s3_that_was_exchanged_since_it_was_verified(
-    locate, signed, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    archive = Archive(locate())
-    archive.add(signed(0))
-    runs = archive.runs()
-    other = (signed(1) / "records.parquet").read_bytes()
-    obstore.put(archive.store._store, runs[0].object("records"), other)
-    with pytest.raises(VerificationFailed, match="was changed after the signature"):
-        query(archive, "SELECT count(*) FROM records", runs)

@@ -141,8 +141,8 @@ def test_columns_that_other_versions_call_alike(archive, signed):
         seal(run, SIGNER)
         archive.add_verified(verify(run, tables=False))
     assert ask(archive) == [N] * len(columns)
-    sql = "SELECT DISTINCT new_column FROM records WHERE new_column IS NOT NULL"
-    assert "1.5" in query(archive, sql)["new_column"].to_pylist()
+    found = query(archive, "SELECT DISTINCT new_column FROM records")["new_column"].to_pylist()
+    assert "1.5" in found and None in found, "null for a run that has no such column"
 
 
 FILES = """SELECT t.database_name, t.table_name, path FROM duckdb_tables() AS t
@@ -157,11 +157,6 @@ def test_a_query_changes_no_copy(archive, signed, tmp_path):
     before = path.read_bytes()
     found = query(archive, FILES).to_pylist()
     assert found
-    for place in (str(path), *(row["path"] for row in found)):
-        for suffix in ("", ".wal"):
-            refused = f"COPY records TO '{place}{suffix}' (FORMAT parquet, USE_TMP_FILE false)"
-            with pytest.raises(UsageError):
-                query(archive, refused)
     for row in found:
         name = f"{row['database_name']}.{row['table_name']}"
         for change in (f"INSERT INTO {name} FROM {name}", f"DELETE FROM {name}"):

