@@ -47,8 +47,7 @@ def archive_of(folder, *runs):
     return archive.store.location
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [375, 1440])
+@pytest.mark.parametrize(("width", "dark"), [(375, True), (1440, False)])
 def test_it_works_from_a_folder(page, browser, width, dark):
     of_runs = list(page.parent.rglob("pages/*/report.html"))
     assert len(of_runs) == 3
