@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 from nsabench.cli.all import command as all_
-from nsabench.cli.fleet import command
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
+from tests.commands import invoke
 from tests.fleet.test_devices import TINY
 
 KERNELS = """
@@ -30,11 +29,10 @@ def write(folder, kind, *words):
     """Write the jobs of a user's matrix and kernels; `words` come last, and so win."""
     (folder / "tiny.yaml").write_text(TINY)
     (folder / "mine.py").write_text(KERNELS)
-    given = [kind, str(folder / "tiny.yaml"), "--kernels", str(folder / "mine.py")]
-    given += ["--shards", "2", "--where", "D=32 and L<=8", "--out", str(folder / "Rows_1"), *words]
-    done = CliRunner().invoke(command, given)
-    if done.exception is not None:
-        raise done.exception
+    given = ["fleet", kind, folder / "tiny.yaml", "--kernels", folder / "mine.py", "--shards", 2]
+    done = invoke(*given, "--where", "D=32 and L<=8", "--out", folder / "Rows_1", *words)
+    if done.error is not None:
+        raise done.error
     return folder / "Rows_1"
 
 
@@ -138,9 +136,8 @@ def test_both_jobs_can_sign(tmp_path):
 
 def test_a_pod_without_gpus_and_files(tmp_path):
     out = tmp_path / "quick"
-    words = ["kubernetes", "quick", "--device", "cpu", "--pod-gpus", "0", "--shards", "2"]
-    done = CliRunner().invoke(command, [*words, "--out", str(out), *KUBERNETES])
-    assert done.exit_code == 0, done.output
+    words = ("fleet", "kubernetes", "quick", "--device", "cpu", "--pod-gpus", 0, "--shards", 2)
+    assert invoke(*words, "--out", out, *KUBERNETES).returncode == 0
     assert "nvidia.com/gpu" not in container(out)["resources"]["limits"]
     [files, _] = yaml.safe_load_all((out / "shards.yaml").read_text())
     assert files["data"] == {}
@@ -183,8 +180,18 @@ def test_what_cannot_be_measured_is_refused(tmp_path, monkeypatch, kind, words, 
 
 def test_a_single_shard_is_refused(tmp_path):
     """It could not be merged."""
-    words = ["slurm", "quick", "--device", "cpu", "--shards", "1", "--out", str(tmp_path / "jobs")]
-    assert CliRunner().invoke(command, words).exit_code == UsageError.exit_code
+    words = (
+        "fleet",
+        "slurm",
+        "quick",
+        "--device",
+        "cpu",
+        "--shards",
+        1,
+        "--out",
+        tmp_path / "jobs",
+    )
+    assert invoke(*words).returncode == UsageError.exit_code
     assert not (tmp_path / "jobs").exists()
 
 

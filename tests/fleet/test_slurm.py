@@ -6,13 +6,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from nsabench.cli.fleet import command
 from nsabench.evidence.manifest import verify
 from nsabench.model.plan import Plan
 from nsabench.running.log import read
 from nsabench.verdicts.tables import read_records
+from tests.commands import invoke
 from tests.fleet.cluster import Cluster, wait
 
 pytestmark = pytest.mark.timeout(600)
@@ -53,8 +52,7 @@ def fleet(tmp_path):
     (tmp_path / "mine.py").write_text(KERNELS)
     words = [*("--kernels", tmp_path / "mine.py"), *("--device", "cpu", "--shards", 3)]
     words += ["--memory", "500M", "--sbatch=--cpus-per-task=1", "--out", tmp_path / "rows"]
-    done = CliRunner().invoke(command, ["slurm", str(tmp_path / "tiny.yaml"), *map(str, words)])
-    assert done.exit_code == 0, done.output
+    assert invoke("fleet", "slurm", tmp_path / "tiny.yaml", *words).returncode == 0
     return tmp_path / "rows"
 
 
