@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nsabench.machine.environment.collect import collect
-from nsabench.machine.environment.model import Environment, Gpu
+from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.provenance import read_container
 from nsabench.machine.environment.torch_probe import describe
 from nsabench.model.description import Described
@@ -51,15 +51,6 @@ def test_collecting_imports_no_torch():
         "sys.exit(any(m in sys.modules for m in ('torch', 'triton')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_the_device_in_use():
-    environment = collect(None, None)
-    first, second = Gpu(index=0), Gpu(index=1, used=True, compute_capability="9.0")
-    both = environment.model_copy(update={"gpus": [first, second]})
-    assert both.gpu == second
-    assert (first.sm, second.sm) == (None, "sm_90")
-    assert environment.model_copy(update={"gpus": [first, first]}).gpu is None
 
 
 @pytest.mark.parametrize(
