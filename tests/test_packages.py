@@ -4,7 +4,6 @@ import tomllib
 from pathlib import Path
 
 import nsa_kernels
-import pytest
 import yaml
 
 import nsabench
@@ -40,18 +39,6 @@ def test_there_is_one_version():
         newest.partition("[")[2].partition("]")[0],
     } == {nsabench.__version__}
     assert newest.endswith(str(citation["date-released"]))
-
-
-@pytest.mark.parametrize("folder", [".", "kernels"])
-def test_a_package_brings_its_licence_and_says_what_it_is(folder):
-    project = read_project(folder)
-    assert project["license"] == "Apache-2.0"
-    assert (ROOT / folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    assert (ROOT / folder / project["readme"]).exists()
-    assert project["classifiers"] and project["urls"]
-
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_files_of_suites_and_needs_exist(pytestconfig):

@@ -12,6 +12,7 @@ import pytest
 from nsabench.cli import group
 from nsabench.cli._help import PANELS, SECTIONS, SUMMARIES
 from nsabench.cli._options import Measuring, asked_again
+from tests.commands import invoke
 
 # They measure, write or change something; what they make is read by the others.
 WRITING = {
@@ -115,16 +116,6 @@ def test_no_command_lists_an_option_that_it_does_not_pass_on(name):
         assert more != least, option
 
 
-def test_a_name_of_an_option_means_the_same_in_every_command():
-    meanings = {}
-    for _, command in commands():
-        for option in command.params:
-            for text in option.opts if isinstance(option, click.Option) else ():
-                meanings.setdefault(text, set()).add(option.name or "")
-    assert meanings["-k"] == meanings["--only"] == {"only"}
-    assert "--devices" not in meanings
-
-
 def test_whatever_reads_has_json():
     without = {
         name
@@ -134,27 +125,24 @@ def test_whatever_reads_has_json():
     assert without <= WRITING
 
 
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory):
+    """Return a script for bash, and the variables with which bash finds nsabench."""
+    script = tmp_path_factory.mktemp("bash") / "completion"
+    script.write_text(invoke("completion", "bash").stdout)
+    return script, {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["nsabench", "comp"], {"compare", "completion"}),
         (["nsabench", "archive", "q"], {"query"}),
         (["nsabench", "compare", "--fail-on", ""], {"regression", "status"}),
         (["nsabench", "verify", "--req"], {"--require"}),
     ],
 )
-def test_completion_in_bash(tmp_path, words, expected):
-    binary = Path(sys.executable).parent
-    script = tmp_path / "completion"
-    environment = {**os.environ, "PATH": f"{binary}:{os.environ['PATH']}"}
-    made = subprocess.run(
-        ["nsabench", "completion", "bash"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
-    script.write_text(made.stdout)
+def test_completion_in_bash(completion, words, expected):
+    script, environment = completion
     # Do the work of bash when the tab key is pressed after these words.
     line = " ".join(f"'{word}'" for word in words)
     shell = (

@@ -23,7 +23,7 @@ OWNER = "1000:1000"
 CHECKOUT = combos.checkout()
 TINY = """
 op: selection_rows
-axes: {N: 4, H: 2, D: 32, L: [8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96]}
+axes: {N: 4, H: 2, D: 32, L: [8, 16, 24, 32, 40, 48, 56, 64]}
 implementations: {only: [sdpa_gqa, bmm_softmax, rows_group]}
 timing: {stopping: {kind: fixed_count, rounds: 5}}
 """
@@ -196,19 +196,6 @@ def test_results_that_become_unwritable(begun, results):
     resume(results, matrix)
 
 
-def test_results_that_cannot_be_written(image, results):
-    results.chmod(0o555)
-    done = subprocess.run(
-        in_image(results, "all", "quick", "--out", "results/run"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert "cannot be made" in done.stdout + done.stderr or "cannot be written" in done.stderr
-    assert not list(results.iterdir())
-
-
 def test_an_image_that_is_not_built(results):
     done = nsabench("images", "run", "torch2.4.1-cu121", "--results", results, "--gpus", "none")
     assert done.returncode == 2
@@ -266,7 +253,7 @@ def test_a_few_attacks_gain_nothing_in_it(image, capfd):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "count", "ids"), [("all", -1, []), ("0,1", 0, ["0", "1"]), ("GPU-7f", 0, ["GPU-7f"])]
+    ("gpus", "count", "ids"), [("all", -1, []), ("0,GPU-7f", 0, ["0", "GPU-7f"])]
 )
 def test_the_daemon_receives_the_request_for_gpus(image, results, gpus, count, ids):
     settings = launch._make_settings(launch.Launch("cpu", ["doctor"], results, gpus=gpus), image)
