@@ -143,18 +143,6 @@ def test_an_alternative_has_the_kind_of_its_baseline():
     assert {i.name for i in alternatives if i.kind is Kind.GENERAL} == {"dense_flex_attention"}
 
 
-def test_memoised_keeps_the_last_results():
-    made = []
-
-    @torch_attention.memoised(2)
-    def get(size):
-        made.append(size)
-        return [size]
-
-    assert [get(size) for size in (1, 1, 2, 1, 3, 1, 3)] == [[1], [1], [2], [1], [3], [1], [3]]
-    assert made == [1, 2, 3, 1]
-
-
 @pytest.mark.parametrize("capturing", [False, True])
 def test_results_of_a_capture_are_not_kept(monkeypatch, capturing):
     waits = []
