@@ -131,13 +131,18 @@ def hits(found, *, but=0):
 
 
 def test_a_key_in_a_variable_is_in_no_process_that_a_kernel_can_read(stage, decoy):
-    found = stage.measure(**{KEY: stage.pem})
+    passphrase = stage.folder / "passphrase"
+    passphrase.write_bytes(PASSPHRASE + b"\n")
+    found = stage.measure(passphrase, **{KEY: stage.pem})
     assert found["processes"][str(decoy)] == {"environ": ["text"], "memory": ["text"]}
     assert hits(found, but=decoy) == []
     own = found["processes"][str(stage.process.pid)]
     assert own["memory"] == "PermissionError"
     assert own["environ"] in ("PermissionError", []), "refused, or shown empty: as the kernel is"
     assert stage.is_signed()
+    # A file of the same user's is a file of the kernel's: it is not denied but told.
+    assert found["files"] == {str(passphrase): ["passphrase"]}
+    assert "can reach this user's files, runs and keys" in " ".join(stage.said.split())
 
 
 def test_a_key_file_that_is_opened_through_a_pipe(stage):
@@ -146,17 +151,6 @@ def test_a_key_file_that_is_opened_through_a_pipe(stage):
     )
     assert hits(found) == [] and found["files"] == {str(stage.key): []}
     assert stage.is_signed()
-
-
-def test_what_a_kernel_can_read_is_said(stage):
-    """A file of the same user's is a file of the kernel's: it is not denied but told."""
-    passphrase = stage.folder / "passphrase"
-    passphrase.write_bytes(PASSPHRASE + b"\n")
-    found = stage.measure(
-        passphrase, **{KEY_FILE: str(stage.key), PASSPHRASE_FILE: str(passphrase)}
-    )
-    assert hits(found) == [] and found["files"] == {str(passphrase): ["passphrase"]}
-    assert "can reach this user's files, runs and keys" in " ".join(stage.said.split())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to hand on")
