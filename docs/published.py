@@ -343,7 +343,8 @@ def _describe_best(case: Sequence[Record], regime: Regime, reference: Reference)
     assert best.ratio is not None and best.median_ms is not None
     timed = next(r for r in case if r.implementation == best.against).comparison(regime)
     named = f"`{ours.implementation}` {_time(best.median_ms)}"
-    other = f"`{best.against}` {_time(timed.median_ms or 0.0)}"
+    alone = " alone" if best.isolated_ms else ""
+    other = f"`{best.against}` {_time(best.isolated_ms or timed.median_ms or 0.0)}{alone}"
     digits = 3 if abs(best.ratio - 1) < NEAR else 2
     interval = f" [{best.lo:.{digits}f}, {best.hi:.{digits}f}]" if best.lo and best.hi else ""
     verdict = f" {best.verdict}" if best.verdict else ""

@@ -89,6 +89,9 @@ class Comparison:
         "over 3 % faster without candidates (less if the clock moved), the best time there counts",
         "1",
     ] = None
+    isolated_ms: Annotated[
+        Float, "median time of the reference without candidates, if this decides ratio", "ms"
+    ] = None
     lo: Annotated[Float, "lower end of the 95 % interval of ratio", "1"] = None
     hi: Annotated[Float, "upper end of the 95 % interval of ratio", "1"] = None
     verdict: Annotated[

@@ -161,7 +161,7 @@ class AttemptReplay:
         if ended is None:
             self._killed += 1
             if self._killed > (FORGIVEN if SIGNALS in attempt.sandbox else 0):
-                death = _blame_kill(attempt, self._killed)
+                death = _death_of_nsabench(attempt, self._killed)
                 self._killed = 0
                 self._die(attempt, death)
             return
@@ -241,7 +241,7 @@ def _add_notes(observation: Observation, notes: Sequence[str]) -> Observation:
     return observation.model_copy(update={"notes": [*observation.notes, *notes]})
 
 
-def _blame_kill(attempt: Attempt, times: int) -> Death:
+def _death_of_nsabench(attempt: Attempt, times: int) -> Death:
     often = "" if times == 1 else f" {times} times"
     names = attempt.job.implementations
     alone = len(names) == 1

@@ -450,10 +450,12 @@ def _lower_ratio(
     verdict = comparison.verdict
     if verdict is not None:
         verdict = Verdict.FASTER if lo > 1 else Verdict.INCONCLUSIVE
+    is_isolated = counting == moved.value
     return replace(
         add_reason(comparison, why),
         verdict=verdict,
-        against=fastest_name if counting == moved.value else comparison.against,
+        against=fastest_name if is_isolated else comparison.against,
+        isolated_ms=best_ms if is_isolated else None,
         ratio=counting,
         lo=lo,
         hi=moved.hi,

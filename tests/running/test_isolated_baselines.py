@@ -166,6 +166,8 @@ def test_the_smaller_of_two_ratios_counts_and_the_reason_names_it(isolated_ms):
     for judgement in judgements:
         smaller, greater = sorted((1.5, 1.5 * isolated_ms / 0.2))
         assert judgement.ratio == pytest.approx(smaller, rel=0.05)
+        deciding = isolated_ms if isolated_ms < 0.2 else None
+        assert judgement.isolated_ms == (deciding and pytest.approx(deciding, rel=0.05))
         numbers = re.findall(r"\d\.\d{3}", judgement.reason)
         assert [float(n) for n in numbers[-2:]] == pytest.approx([smaller, greater], rel=0.05)
 
