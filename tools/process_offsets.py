@@ -3,7 +3,8 @@
     python -m tools.process_offsets FOLDER
 
 Prints the standard deviation between processes of the ratio of two medians, and how much of it the
-rounds of one process explain. FOLDER, which must not exist, gets the log of each process.
+rounds of one process explain: after each process, for those until then. FOLDER, which must not
+exist, gets the log of each process.
 """
 
 import math
@@ -33,27 +34,33 @@ def log_ratio(one, other, regime):
 
 
 def measure(folder):
-    """Yield each shape as measured by each of the processes."""
+    """Yield what each of the processes measured, as a list of the three shapes."""
     plan = make_plan([str(HERE / "process_offsets.yaml")], "cuda", KERNELS)
     for number in range(PROCESSES):
         here = folder / str(number)
         with main_pass.executor_of(plan, here) as executor:
-            yield from main_pass.measure(plan, here, executor)
+            yield main_pass.measure(plan, here, executor)
 
 
 def main(folder):
     groups = defaultdict(list)
-    for state in measure(folder):
-        pair = [o for o in state.observations if o.implementation.startswith("self_")]
-        for regime in (Regime.DEVICE, Regime.QUEUE):
-            groups[state.case_id, regime].append(log_ratio(*pair, regime))
+    for states in measure(folder):
+        for state in states:
+            pair = [o for o in state.observations if o.implementation.startswith("self_")]
+            for regime in (Regime.DEVICE, Regime.QUEUE):
+                groups[state.case_id, regime].append(log_ratio(*pair, regime))
+        report(groups)
+
+
+def report(groups):
     for (case_id, regime), ratios in groups.items():
         offsets, errors = np.array(ratios).T
         spread, explained = np.sqrt((offsets**2).mean()), np.sqrt((errors**2).mean())
         rest = math.sqrt(max(0.0, spread**2 - explained**2))
         print(
             f"{case_id}, {regime.value}: {len(ratios)} ratios differ from 1 by {spread:.2%}; "
-            f"rounds explain {explained:.2%}, which leaves {rest:.2%}"
+            f"rounds explain {explained:.2%}, which leaves {rest:.2%}",
+            flush=True,
         )
 
 

@@ -66,7 +66,8 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     begun.wait(30)
     # No worker outlives its run.
     assert psutil.wait_procs(children, 30)[1] == []
-    found.rename(first)  # so that it looks again
+    found.rename(first)
+    (tmp_path / "claim").unlink()  # so that it looks again
     with subprocess.Popen(
         [*command, "--resume", run],
         env=environment,

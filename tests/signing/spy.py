@@ -2,7 +2,8 @@
 
 The file that SPY names says which secrets to look for, in which places, and which processes to
 skip. The kernel writes its results to the file beside it. Secrets are stored there in hexadecimal
-digits, so that only this process has them in memory as plain bytes.
+digits, so that only this process has them in memory as plain bytes. If several processes call
+this kernel, only the first looks: another one would find the secrets in the memory of the first.
 """
 
 import json
@@ -62,12 +63,16 @@ def memory(folder):
 
 _task = Path(os.environ["SPY"])
 _found = _task.with_name("found.json")
+_claim = _task.with_name("claim")
 
 
 @implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
 def mine(q, k, v, *, sm_scale):
-    if not _found.exists():
-        part = _found.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(look(json.loads(_task.read_text()))))
-        part.replace(_found)
+    try:
+        _claim.touch(exist_ok=False)
+    except FileExistsError:
+        return gqa(q, k, v, sm_scale=sm_scale)
+    part = _found.with_suffix(".part")
+    part.write_text(json.dumps(look(json.loads(_task.read_text()))))
+    part.replace(_found)
     return gqa(q, k, v, sm_scale=sm_scale)
