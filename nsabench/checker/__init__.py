@@ -1,1 +1,1 @@
-"""The checker: a process that imports no implementation, and judges what they return."""
+"""The checker: a process that judges the results of implementations, and imports none."""

@@ -1,4 +1,4 @@
-"""The checker process: reads requests on stdin, and answers on stdout, which no print reaches."""
+"""The checker process reads requests on stdin and answers on stdout, which `print` cannot reach."""
 
 from __future__ import annotations
 

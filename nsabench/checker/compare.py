@@ -1,4 +1,4 @@
-"""Measure the errors of a result against the float64 oracle. Their limits: `checks/parity.py`."""
+"""Measure the errors of a result against the float64 oracle. `checks/parity.py` limits them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from nsabench.checks import parity as checks
 from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
 
-LOST = 1 / 8  # a row is lost if at most this share of the norm that it should have is left
-# The norm that it should have must also exceed rounding in a typical row. In a row of fewer than
-# MANY elements (dgates has three), it must exceed `row_ratio` times that: rounding may cancel it.
+LOST = 1 / 8  # a row is lost if its norm is at most this share of its norm in the oracle
+# Its norm in the oracle must also reach the rounding error of a typical row. In rows of fewer than
+# MANY elements (dgates has three) it must reach `row_ratio` times as much.
 MANY = 16
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 
@@ -26,8 +26,9 @@ PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 class Errors:
     """Distances of a result from the float64 oracle.
 
-    worst_row: relative error of the row (of the last axis) with the largest ratio to its limit.
-    worst_row_at: "output[4095, 7]". rows_compared: rows of the output; None if all are compared.
+    worst_row: the largest relative error of a row (of the last axis). The result with the largest
+    ratio to `row_ratio` counts. worst_row_at: such as "output[4095, 7]".
+    rows_compared: how many rows of the output are compared; None if they are not sampled.
     """
 
     mae: float
@@ -66,17 +67,17 @@ def measure(
     """Measure the errors of a result [..., w] as a whole, and of its worst row [w], in float64.
 
     The error of a row is relative to its norm in the oracle, or to `least_row` times a typical
-    row's norm if that is larger. If a row is lost, its error is relative to its own norm.
+    row's norm if that is larger. The error of a lost row is always relative to its oracle's norm.
 
-    factor: the result should be the oracle times this factor, so errors are divided by it.
-    sampled: only the rows that the oracle has computed are compared.
+    factor: the result should be the oracle times this factor, so errors are divided by its size.
+    sampled: compare only the rows that the oracle has computed.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
     if not len(expected):
         return Errors(0.0, 0.0, 0.0, 0.0, "")
     rows = None
-    # Rows that are not compared must also be finite, or they were never written.
+    # Rows that are not compared must also be finite: NaN may mean that a row was not written.
     is_written = True
     if sampled:
         is_written = bool(torch.stack(result.aminmax()).isfinite().all())
@@ -110,7 +111,7 @@ def measure(
 
 
 def describe_worst(name: str, output: Tensor, expected: Tensor) -> str:
-    """Return in words which element is farthest off, its value and the expected value."""
+    """Return a sentence with the element that is farthest off, its value and the expected one."""
     if not output.numel():
         return ""
     off = (output.double() - expected.double()).abs().nan_to_num(nan=math.inf)
@@ -161,14 +162,14 @@ def is_rounding(errors: Errors, case: Case) -> bool:
 def check_values(
     name: str, output: Tensor, oracle: Tensor, case: Case, factor: float = 1.0, probe: bool = False
 ) -> Errors:
-    """Return the errors of a result. Raises `WrongValues` if they are too large or not finite.
+    """Return the errors of a result. Raise `WrongValues` if the mean is too large or not finite.
 
-    probe: the inputs are unusual and may be large, so only the relative error is limited.
+    probe: limit the relative L2 error instead of the mean, since the inputs may be large.
     """
     resolved = checks.resolution(case)
     sampled = ops.get(case.op).samples_queries
     errors = measure(name, output, oracle, resolved, factor, sampled)
-    # NaN or infinity in the output makes the mean NaN or infinite; only then are they counted.
+    # A NaN or infinite element makes the mean NaN or infinite; only then are elements counted.
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     if probe:
@@ -183,7 +184,7 @@ def check_values(
 
 
 class WrongValues(Exception):
-    """Values are beyond their limit. `errors` is None if some are NaN or infinite."""
+    """An error is too large, or elements are NaN or infinite (then `errors` is None)."""
 
     def __init__(self, reason: str, errors: Errors | None) -> None:
         super().__init__(reason)

@@ -26,21 +26,21 @@ from nsabench.model.measurement import Judged
 from nsabench.model.vocabulary import Status
 from nsabench.ops import STRIDED, Inputs, Probe
 
-MEMORY_SHARE = 0.25  # of the free device memory, for all sets of inputs if more than two
+MEMORY_SHARE = 0.25  # more than two sets of inputs take at most this share of free device memory
 MOST_OF_MEMORY = 0.6  # if two sets take more than this share, the case fails as out of memory
 
 
 class Oracles:
-    """The right results for sets of inputs of a case: one set for each seed.
+    """The right results of a case for one set of inputs for each seed.
 
-    If memory is short there are fewer sets, but at least two. expected: the results of each set by
-    name, in float64: gradients first, then `output`, which is in float32 if there are gradients.
+    If memory is short, only the first seeds, but at least two, have a set. expected: the results of
+    each set by name: gradients in float64 first, then `output`, in float32 if there are gradients.
     """
 
     def __init__(
         self, case: Case, seeds: Sequence[int], device: str, probe: Probe | None = None
     ) -> None:
-        """Raise `Failure` (out of memory) if two sets would take most of the device memory."""
+        """Raise `Failure` if two sets would take over `MOST_OF_MEMORY` of free device memory."""
         self.case = probe.case if probe else case
         self.op = ops.get(case.op)
         self.seeds = seeds
@@ -59,7 +59,7 @@ class Oracles:
         else:
             output, gradients = self.op.results(inputs, grad_out)
             expected = {f"d{name}": gradients[name] for name in self.op.differentiable}
-            # float32 halves the memory. Its rounding is a twentieth of an honest result's error.
+            # float32 halves the memory. Its rounding is far below an honest result's error.
             expected[OUTPUT] = output.float()
         self.expected.append(expected)
         tensors = [*inputs.tensors.values(), *expected.values(), grad_out]
@@ -99,7 +99,7 @@ class KeptResult:
 
 @dataclass
 class ErrorTally:
-    """The first reason why an implementation is wrong, if it is, and the errors of its calls."""
+    """The first reason, if any, why an implementation is wrong, and the errors of its calls."""
 
     computes: str
     reason: str = ""
@@ -212,11 +212,11 @@ class OutputJudge:
         return errors
 
     def conclude(self, diagnosed: Collection[str]) -> Concluded:
-        """Return a judgement of each implementation, diagnose the `diagnosed`, forget the case."""
+        """Judge each implementation, diagnose those in `diagnosed`, and forget the case."""
         judged = {
             name: self._judge(tally, name in diagnosed)
             for name, tally in self.tallies.items()
-            if tally.reason or tally.errors is not None  # else it delivered only right probes
+            if tally.reason or tally.errors is not None  # else it was right on probes only
         }
         self._forget()
         self.mailbox.close()

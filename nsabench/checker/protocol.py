@@ -13,7 +13,7 @@ from nsabench.model.vocabulary import Status
 
 
 class Prepare(Message):
-    """Compute the right results of a case for the inputs of each seed, fewer if memory is short.
+    """Compute a case's right results for each seed's inputs, for fewer seeds if memory is short.
 
     computes: the ops that the implementations compute; "" stands for the op of the case.
     probes: also compute the right results of the op's probes, small problems with unusual inputs.
@@ -42,7 +42,7 @@ class NoOracle(Message):
 
 
 class Prepared(Message):
-    """The shapes and dtype of the right results by op and by probe, or why an op has none."""
+    """The shapes and dtype of the right results by op and by probe, or why an op has no oracle."""
 
     kind: Literal["prepared"] = "prepared"
     forms: dict[str, Form] = Field(default={})

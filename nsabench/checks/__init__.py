@@ -30,7 +30,7 @@ from nsabench.model.record import Record
 __all__ = ["HARMLESS", "DeviceLimits", "Effect", "Finding", "by_gravity"]
 
 Check = Callable[[Sequence[Record], DeviceLimits], list[Finding]]
-# If findings about a record are equally grave, the first of their checks gives the reason.
+# If findings about a record are equally grave, the first check in this order gives the reason.
 CHECKS: Mapping[str, Check] = {
     "baseline": check_baseline,
     "burst": check_burst,

@@ -27,7 +27,7 @@ def by_case(items: Iterable[T]) -> dict[str, list[T]]:
 
 
 def length_series(records: Iterable[Record]) -> list[list[Record]]:
-    """Group timed records of one implementation that differ only in length, shortest first."""
+    """Group timed records by implementation and all but their length, the shortest first."""
     groups: dict[Hashable, dict[int, Record]] = defaultdict(dict)
     for record in records:
         if record.median_ms is not None:
@@ -46,11 +46,11 @@ def best_baseline(
     alongside: bool = False,
     regime: Regime | None = None,
 ) -> Record | None:
-    """Return the fastest timed baseline of a case whose mean error, if known, is in tolerance.
+    """Return the fastest timed baseline of a case. If its mean error is known, it is in tolerance.
 
-    beside: take only baselines of this record's attempt. Baselines from this record's own package
+    beside: take only baselines of this record's attempt. Baselines from this record's own source
     count only if there are no others. alongside: also take baselines that run only for a control.
-    regime: by default, the regime of the samples.
+    regime: by default, the regime of each record.
     """
     valid = [
         r

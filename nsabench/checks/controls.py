@@ -16,8 +16,9 @@ every other case it must be caught; otherwise it is missed. It is caught by
 A missed control of `host` or `burst` invalidates only verdicts about bursts (the regime `queue`).
 
 A caught control proves that its check works for its group (op, direction, mode). Other groups are
-timed and compared by other code. If no control of a check was caught or missed in a group, and one
-was unproven, nothing is decided there. Otherwise verdicts stand, and name the unproven check.
+timed and compared by other code. A check is unproven in a group in which none of its controls was
+caught or missed. If one of these controls was unproven, nothing is decided in the group. If all
+were declined, or there are none, verdicts stand, and a finding names the check.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ CHECKS_OF_OUTPUT = ("parity",)
 CHECKS_OF_TIMED = (*CHECKS_OF_OUTPUT, "timer", "baseline", "roofline")
 CHECKS_OF_QUEUE = ("host", "burst")  # verdicts in the regime `queue` also need these
 AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with a baseline
-GAINED = 0.8  # share of the baseline's time; a trick that works takes less, noise does not
-# On a busy CPU, times of equal code were 2.6 times apart. A trick on the host's clock that works
-# stops the clock, so its time is below even this share.
+GAINED = 0.8  # a trick that works takes less than this share of the baseline's time
+# Times on a busy CPU differ more. A trick on the host's clock that works stops the clock, so its
+# time is below even this share.
 GAINED_ON_HOST = 0.1
 COLD = 2.5  # factor by which cold caches lengthen the host's part of a call
-A_BURST_MS = 1.9  # a call that takes this long is the only one in its burst
+A_BURST_MS = 1.9  # a call that takes this long or longer is the only one in its burst
 
 
 def set_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
@@ -211,7 +212,7 @@ def list_unproven(
 
 
 def describe_unproven(unproven: Iterable[Unproven]) -> Iterator[tuple[tuple[Group, ...], str]]:
-    """Yield groups with the same unproven checks, and a sentence. Stuck checks are left out."""
+    """Yield groups with the same unproven checks, and a sentence. Leave out those `is_stuck`."""
     checks: dict[Group, list[str]] = defaultdict(list)
     for lack in unproven:
         if not lack.is_stuck:

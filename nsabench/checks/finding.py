@@ -1,4 +1,4 @@
-"""The findings of checks: a sentence with its numbers, and its effect on records."""
+"""A finding of a check is a sentence with numbers, and has an effect on records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
     @property
     def way(self) -> str:
-        """The direction and mode in words, without the usual ones: ` backward in graph mode`."""
+        """The direction if not forward, and the graph mode, as in ` backward in graph mode`."""
         backward = "" if self.direction is Direction.FORWARD else f" {self.direction}"
         graph = " in graph mode" if self.mode is Mode.GRAPH else ""
         return backward + graph
@@ -51,8 +51,8 @@ class Group(NamedTuple):
 class Finding:
     """A finding about a record, a case or a run.
 
-    An empty `implementation`, `case_id` or `groups` stands for all of them. A finding with neither
-    `case_id` nor `groups` is about the whole run.
+    An empty `implementation`, `case_id` or `groups` stands for all implementations, cases or
+    groups. A finding with neither `case_id` nor `groups` is about the whole run.
     """
 
     check: str

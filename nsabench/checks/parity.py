@@ -36,14 +36,11 @@ TRUNCATIONS_A_TERM, TILE = 3 / 8, 64
 def noise(dtype: DType, terms: int, logit: float = 1.0) -> float:
     """Return the relative error that an honest result may have if it sums this many terms.
 
-    It is the larger of two errors: the rounding to the format, and the error of sums in float32.
-    Such a sum, in any order, is off by sqrt(terms) roundings (Higham and Mary 2019, probabilistic
+    The larger of two errors counts: of rounding to the format, and of sums in float32. Such a sum,
+    in any order, is off by about sqrt(terms) roundings (Higham and Mary 2019, probabilistic
     rounding error analysis). On tensor cores the truncations in one tile do not cancel (Ootomo and
     Yokota 2022, recovering single precision accuracy from Tensor Cores). A softmax turns the
     absolute error of its logits into a relative error, so the error grows with logits above 1.
-
-    On an H200, seven honest implementations were off by 1.3e-7 to 6.1e-7 on the same inputs in
-    float32. SDPA on 32 keys of head dim 16 is off by 8.8e-7, seven roundings of such a sum.
     """
     sums = max(math.sqrt(terms), TRUNCATIONS_A_TERM * min(terms, TILE))
     return max(EPSILON[dtype], sums * EPSILON[DType.FLOAT32] * max(logit, 1.0))
@@ -64,7 +61,7 @@ def _count_terms(op: Op, sizes: tuple[tuple[str, int], ...]) -> int:
 
 # The allowed error of a row, as a multiple of `noise`. The largest errors of honest rows on an H200
 # are 1.9 in output, 8.3 in dq, 1.2 in dk and dv (notes/worst_rows.md). On a CPU they are 3.4, 1.8
-# and 1.7 in dq, dk and dv. Only scores that overflow float32 gave larger errors.
+# and 1.7 in dq, dk and dv. Only `large_logits` in float32 gave larger errors.
 ROW_NOISE = {
     OUTPUT: 2.0,  # the output and the weights are rounded, each by a third of the spacing
     "dv": 4.0,  # a sum like an output, over the queries and perhaps over a group of heads
@@ -74,9 +71,9 @@ ROW_NOISE = {
 # The terms of dq cancel: they are large for a query with few keys, and the values saved by the
 # forward are rounded. The terms of any other gradient may also cancel.
 ROW_NOISE_OF_A_GRADIENT = 16.0
-# The error of a row is divided by the larger of two norms: its own, or a typical row's times this
-# factor (1 by default). In dv nothing cancels, and norms differ by a factor of 100: with a causal
-# mask only one query sees the last key. Below 1/64 of a typical norm a weight may underflow.
+# The error of a row is divided by the larger of two norms: its own norm, and a typical row's
+# times this factor (1 by default). In dv nothing cancels, and norms differ by a factor of 100: with
+# a causal mask only one query sees the last key. In rows below 1/64 weights may underflow.
 LEAST_ROW = {"dv": 1 / 64}
 
 
@@ -93,17 +90,17 @@ def least_row(result: str) -> float:
 
 
 def is_seen(result: str, of_typical: float, resolved: float) -> bool:
-    """Return whether parity finds a lost row if its norm is `of_typical` times a typical one."""
+    """Return whether parity finds a lost row that should have `of_typical` of a typical norm."""
     return of_typical > min(max(least_row(result), of_typical) * row_ratio(result), 1.0) * resolved
 
 
 ORACLE = "the float64 oracle"
-PROBE_NOISE = 8.0  # a mistake in the code gives a larger error, rounding a smaller one
+PROBE_NOISE = 8.0  # a mistake gives an error of more than this multiple of `noise`
 
 
 def find_excess_of_mean(mae: float, case: Case | Record, result: str = "") -> str:
     """Return why a mean absolute error is too large, or an empty text."""
-    if mae <= case.tolerances.mae:  # so that NaN never passes
+    if mae <= case.tolerances.mae:  # False for NaN
         return ""
     what = f" of {result}" if result and case.direction.differentiates else ""
     return (
@@ -164,8 +161,8 @@ def _find_excess(record: Record) -> str:
 
 
 def is_unconditioned(case: Case | Record) -> bool:
-    # The gradients of a softmax with large logits are differences of nearly equal numbers. Only the
-    # mean absolute error bounds them.
+    # The gradients of a softmax with large logits are differences of nearly equal numbers, so their
+    # relative errors are not limited.
     logit = _computed_op(case).logit(case.distribution)
     return case.direction.differentiates and logit > 1
 

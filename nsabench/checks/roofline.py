@@ -16,21 +16,21 @@ from nsabench.model.vocabulary import DType, Regime, Role
 # Memory and core clocks are often set a few percent above the data sheet's.
 OVERCLOCKING = 1.05
 
-# A time leaps if it grows by over `LEAP` times the square of the work's growth. In three runs on an
-# H200, the factor was 15 to 44 for uncompiled FlexAttention, and at most 2 for everything else.
+# A time leaps if it grows by over `LEAP` times the square of the work's growth. On an H200 that
+# factor is 15 to 44 if FlexAttention falls back to uncompiled code, and at most 2 otherwise.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # a baseline within this multiple of the best time before a leap might win
+IN_THE_RUNNING = 2.0  # a baseline within this multiple of the best before its leap might be best
 
 GROWTH_OF_WORK = 4.0
 FLAT = 1.1  # a time that grows by less while the work grows by `GROWTH_OF_WORK` or more is flat
 FILLED = 0.5  # a flat time is suspicious if its work alone takes at least this share of the time
-# Work that takes less time than this can hide behind launches and the latency of the first loads.
+# Launches and the latency of the first loads can hide work that takes less time than this.
 LAUNCH_FLOOR_MS = 0.02
 
-SLOW = 3.0  # multiple of the best baseline's time. SDPA with K and V expanded over heads takes 3.5
+SLOW = 3.0  # no speed-up is quoted over what takes more than this multiple of the best baseline
 FIXED_COST_MS = 0.2  # for the launches of an eager baseline, or its host code on a CPU
 FAR_FROM_ROOFLINE = 30.0
-HIDDEN = 0.5  # share of samples whose call was queued while a spin kernel held the device
+HIDDEN = 0.5  # calls seem to wait for the device if spins hid the launch gaps of fewer samples
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class DeviceLimits:
     tflop_s: Mapping[str, float] = field(default_factory=dict)
     timer_floor_ms: float | None = None
     known_duration_error: float | None = None
-    # A time is impossible if it beats a bound by more than this factor. The bandwidth was measured
-    # with a copy, and reading is up to a tenth faster (H200: 4.25 TB/s copied of a nominal 4.8).
+    # A time is impossible if it beats a bound by more than this factor. A copy measures the
+    # bandwidth, and reading is up to a tenth faster.
     margin: float = 1.1
 
     @classmethod
     def from_sheet(cls, sheet: Sheet) -> DeviceLimits:
-        """Return the ceilings of a data sheet. Foreign timers may have left the inputs in L2."""
+        """Return the ceilings of a data sheet. Others' timers may have left the inputs in L2."""
         return cls(
             source=f"data sheet of the {sheet.name}",
             memory_gb_s=sheet.memory_gb_s,
@@ -114,7 +114,7 @@ def find_beaten(record: Record, limits: DeviceLimits, regime: Regime | None = No
 
 
 def _allow_tensor_cores(limits: DeviceLimits) -> DeviceLimits:
-    """Return the limits with tensor cores' float32 rate, if higher; the run does not measure it."""
+    """Raise the float32 rate to what tensor cores could reach, which the run does not measure."""
     sixteen = [rate for dtype, rate in limits.tflop_s.items() if dtype != DType.FLOAT32]
     full_precision = limits.tflop_s.get(DType.FLOAT32)
     if full_precision is None or not sixteen:
@@ -125,9 +125,9 @@ def _allow_tensor_cores(limits: DeviceLimits) -> DeviceLimits:
 
 
 def check_roofline(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
-    """No time is shorter than the compulsory work takes at the device's ceilings.
+    """No time may be shorter than the compulsory work takes at the device's ceilings.
 
-    If single calls pass, calls back to back are checked, since a burst hides waits for the device.
+    If single calls pass, calls back to back are checked, since a single call may contain waits.
     """
     return [
         Finding("roofline", Effect.IMPLAUSIBLE, sentence, *record.key)
@@ -160,8 +160,8 @@ def _describe(what: str, time_ms: float, bound: Bound, limits: DeviceLimits) -> 
 def check_cliff(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """If a time grows far more than its work, another program was probably run.
 
-    Libraries silently fall back to uncompiled code, or to another backend. The time of one kernel
-    grows at most about as the square of its work.
+    Libraries may silently fall back to uncompiled code, or to another backend. The time of one
+    kernel grows at most about as the square of its work.
     """
     possible = [
         r

@@ -13,7 +13,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode, Regime, Role, Status
 
 KNOWN_DURATION_TOLERANCE = 0.02
-OFTEN = 0.5  # share of samples; fewer late samples can be noise of the host
+OFTEN = 0.5  # late work in up to this share of samples can be noise of the host
 IN_A_BURST = "called one behind the other, "  # begins the worker's reasons about a burst
 MORE = 1.25  # a call in a burst that takes over this multiple of its device time waits for the host
 
@@ -85,7 +85,7 @@ def find_time_doubts(conditions: Sequence[Conditions]) -> Iterator[str]:
 
 def clock_spread(conditions: Sequence[Conditions]) -> float:
     """Return the factor by which both ends of the interval of a ratio must move if the power cap
-    lowered the clock: the highest SM clock over the lowest, or 1 without a cap."""
+    lowered the clock: the highest SM clock over the lowest; 1 without a cap or readings."""
     # A call takes a/f + b at the clock f, so its time changes by no more than the clock does.
     clocks = _clock_range(conditions)
     if clocks is None or not any(map(_is_capped, conditions)):

@@ -25,7 +25,7 @@ class Place:
 
 
 def places(asked: str) -> list[Place]:
-    """Return the GPUs that `0,1` or `all` selects by their index in `nvidia-smi`."""
+    """Return the GPUs that `asked` names: `all`, or indices of `nvidia-smi` such as `0,1`."""
     failure = nvml.failure()
     devices = [] if failure else nvml.Device.list_all()
     there = [index for device in devices if (index := device.index()) is not None]
@@ -56,9 +56,9 @@ def measure(
     folder: Path,
     show: Callable[[str, str], None],
 ) -> list[Path]:
-    """Measure or continue one shard at each place; return their folders below `folder`.
+    """Measure or continue one shard at each place; return the shards' folders below `folder`.
 
-    arguments: for `nsabench all`. show: is called with the place's name and a line that it printed.
+    arguments: for `nsabench all`. show: is called with a place's name and each line printed there.
     Raises `EnvironmentRefused` if a shard does not complete.
     """
     count = len(places)
@@ -82,7 +82,7 @@ def measure(
 def run_at(
     places: Sequence[Place], arguments: Sequence[Sequence[str]], show: Callable[[str, str], None]
 ) -> list[int]:
-    """Run `nsabench all` at all places at once; return the exit codes. Pass interrupts on."""
+    """Run `nsabench all` at all places at once; return the exit codes. An interrupt reaches all."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-P", "-m", "nsabench", "all", *words],
@@ -91,7 +91,7 @@ def run_at(
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **secrecy.variables(), **place.variables},
-            start_new_session=True,  # otherwise the terminal would also interrupt it
+            start_new_session=True,  # otherwise Ctrl-C would interrupt it twice
         )
         for place, words in zip(places, arguments, strict=True)
     ]

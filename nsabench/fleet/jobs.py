@@ -19,7 +19,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.files import refuse_filled, whole, writing
 from nsabench.output.result import COMPLETE
 
-_NAME = r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?"  # of a Job; Kubernetes adds an ending to it
+_NAME = r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?"  # the name of a Job; Kubernetes appends to it
 # Exit codes, except 0, after which a retry would end in the same way.
 _FINAL = sorted({*COMPLETE, UsageError.exit_code, VerificationFailed.exit_code} - {0})
 INPUT = "/input"  # the folder of the user's files in pods and in containers of Modal
@@ -27,7 +27,7 @@ INPUT = "/input"  # the folder of the user's files in pods and in containers of 
 
 @dataclass(frozen=True)
 class ShardedRun:
-    """Arguments of `nsabench all` for the shards, and the absolute paths of their files."""
+    """Arguments of `nsabench all` for the shards, and absolute paths of the files in them."""
 
     shards: int
     words: Sequence[str]
@@ -75,7 +75,7 @@ class Pods:
     image: str
     claim: str  # a PersistentVolumeClaim that all pods mount
     gpus: int = 1
-    tolerations: Sequence[str] = ()  # keys of taints
+    tolerations: Sequence[str] = ()  # keys of taints that the pods tolerate
     runtime_class: str = ""
     pull_secrets: Sequence[str] = ()
     ttl_s: int | None = None
@@ -133,7 +133,7 @@ def modal(out: Path, work: ShardedRun, *, gpu: str, combo: str, checkout: Path, 
 
 
 def _name_jobs(out: Path) -> str:
-    """Return a name that Kubernetes and Modal accept. Both may add an ending."""
+    """Return a name that Kubernetes and Modal accept, even if they append to it."""
     return f"nsabench-{re.sub('[^a-z0-9]+', '-', out.name.lower()).strip('-')}"[:45].strip("-")
 
 

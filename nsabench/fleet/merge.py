@@ -49,8 +49,8 @@ def merge(
 ) -> tuple[Finished, str]:
     """Merge shards into a new run `out`, which appears complete or not at all.
 
-    Returns the run, and a sentence about its signature. Raises `UsageError` unless these are all
-    shards of one plan, and were measured with the same GPU model and versions.
+    Return the run, and a sentence about its signature. Raise `UsageError` unless `folders` hold all
+    shards of one plan, measured with the same GPU model and versions.
     """
     refuse_filled(out)
     signed = signed_around(out)

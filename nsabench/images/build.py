@@ -1,4 +1,4 @@
-"""Builds the image of a combo (a set of pinned versions)."""
+"""Build the image of a combo (a set of pinned versions)."""
 
 import tarfile
 import tempfile
@@ -24,8 +24,8 @@ def build(
 ) -> str:
     """Build and tag the image of a combo; return its id.
 
-    With a wheelhouse, and a base that has Python and a compiler, nothing is downloaded. say: is
-    called with each line of the daemon. Raises `NsabenchError` with the last lines and the error.
+    With a folder of wheels, and a base that has Python and a compiler, nothing is downloaded. `say`
+    gets each line of the daemon. Raises `NsabenchError` with the last lines and the error.
     """
     combos = checkout.combos()
     base, driver = base or combos.base, combos.get(name).driver

@@ -13,7 +13,7 @@ from nsabench.planning.yaml_document import nearest
 
 
 class Combo(BaseModel):
-    """A set of pinned versions. cuda, driver (its oldest major version): None without CUDA."""
+    """Pinned versions. Without CUDA, `cuda` and `driver` (its oldest major version) are None."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""Connects to Docker or podman, and explains its errors."""
+"""Connect to Docker or podman, and explain the daemon's errors."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ CONNECT_LIMIT_S = 600  # the daemon is silent while it imports the layers of a l
 
 
 def connect() -> Any:
-    """Return a client for DOCKER_HOST, or for Docker's or podman's socket if it is not set."""
+    """Return a client for DOCKER_HOST; if that is not set, for Docker's or podman's socket."""
     try:
         import docker
         from docker.errors import DockerException

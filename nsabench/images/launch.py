@@ -1,4 +1,4 @@
-"""Runs nsabench in the image of a combo, with folders for results and inputs, and with GPUs."""
+"""Run nsabench in the image of a combo, with folders for results and inputs, and with GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ULIMITS = {"core": 0, "nofile": 16384, "nproc": 16384}
 
 @dataclass(frozen=True)
 class Launch:
-    """Arguments of nsabench, and files that the container sees read-only in /input."""
+    """A command of nsabench in a container, which sees the files `inputs` read-only in /input."""
 
     combo: str
     arguments: Sequence[str]
@@ -34,7 +34,7 @@ class Launch:
 
 
 def run(launch: Launch, say: Callable[[str], None]) -> int:
-    """Run to the end and return the exit code. `say` gets each printed line."""
+    """Run a container to its end and return the exit code. `say` gets each printed line."""
     _check_results(launch.results)
     image = tag(launch.combo)
     client = daemon.connect()
@@ -84,7 +84,7 @@ def _make_settings(launch: Launch, digest: str) -> dict[str, Any]:
         "pids_limit": 4096,
         "ulimits": [Ulimit(name=name, soft=most, hard=most) for name, most in ULIMITS.items()],
         "shm_size": "1g",
-        # Executable, since Triton loads its launchers from here.
+        # Files in /tmp must be executable, since Triton loads its launchers from there.
         "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=4g"},
         "volumes": volumes,
         "device_requests": requests,

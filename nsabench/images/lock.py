@@ -1,4 +1,4 @@
-"""Writes and reads docker/locks/COMBO.txt: pinned packages with hashes."""
+"""Write and read docker/locks/COMBO.txt: pinned packages with hashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nsabench.images.combos import Checkout, Combo
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"
 LOCK_LIMIT_S = 600.0
-# Needed to build nsabench in the image without a network.
+# The image needs these to build nsabench without a network.
 BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
 
@@ -28,7 +28,7 @@ def requirements(checkout: Checkout, combo: Combo) -> list[str]:
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["report"]]
-    # A shard in a container can copy its run into a bucket.
+    # A shard in a container needs obstore to copy its run into a bucket.
     wanted += [r for r in extras["archive"] if Requirement(r).name == "obstore"]
     wanted += kernels["dependencies"]
     pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]

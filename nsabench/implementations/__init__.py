@@ -1,4 +1,4 @@
-"""The shipped implementations. Imports every module whose name does not begin with `_`."""
+"""Import all shipped implementations: the modules whose names do not begin with `_`."""
 
 import importlib
 import pkgutil

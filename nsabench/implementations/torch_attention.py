@@ -1,4 +1,4 @@
-"""Attention in torch 2.4 and later: SDPA, its bundled FlashAttention, and FlexAttention."""
+"""Attention in torch 2.4 and later: SDPA, the bundled FlashAttention, and FlexAttention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # q, k, v, sm_scale
 FlashAttention = Callable[..., Tensor]  # takes the arguments of `aten_flash`
 
-# Larger dense masks are refused: as a baseline they would be too slow to matter.
+# The most elements of a dense mask. Baselines with larger masks would be too slow to matter.
 MAX_MASK_ELEMENTS = 1 << 31
 TILE = 128  # a tile of a BlockMask has so many queries and so many keys
 
@@ -64,7 +64,7 @@ def accepts(function: Any, *names: str) -> bool:
 
 
 def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Keep the newest `most` results, but none made in a capture: the graph owns its memory."""
+    """Keep the newest `most` results, but none made in a capture, which the graph may overwrite."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         memory: dict[tuple[Hashable, ...], T] = {}
@@ -136,7 +136,7 @@ def aten_flash(
 ) -> Tensor:
     """Run the FlashAttention that torch bundles: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
-    A query sees `window` keys, or all if it is 0. A `causal` mask lets the last query see all keys.
+    window: the keys that a query sees; 0: all. causal: query and key are aligned at their ends.
     """
     check_flash(q, v)
     if k.numel() == 0:

@@ -1,4 +1,5 @@
 """Diagnosis of a wrong result: which known mistake reproduces it?
 
-A hypothesis predicts the result of one mistake. The nearest is reported, if it is near enough.
+A hypothesis predicts the result of one mistake. If the prediction nearest to the wrong result is
+near enough, its mistake is reported.
 """

@@ -1,4 +1,4 @@
-"""A few wrong rows of a problem, with the keys that they select, to try many hypotheses on."""
+"""Take a few wrong rows of a problem, and the keys that they select, to try many hypotheses."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from nsabench import ops
 from nsabench.checker.diagnosis.search import FAR_OFF, Diagnosis
 from nsabench.ops import Inputs, Op
 
-# The most input elements of a thinned-out problem, unless LEAST_ROWS rows have more. An oracle call
-# on so many takes milliseconds.
+# The most input elements of a thinned-out problem, unless LEAST_ROWS rows have more. With so few,
+# an oracle call takes milliseconds.
 ELEMENTS = 1 << 20
 LEAST_ROWS, MOST_ROWS = 2, 32
 
-# A function from inputs and the indices [R] of rows to the spans [R,n,2] of keys that these select.
+# Maps inputs and the indices [R] of rows to the spans [R,n,2] of keys that these rows select.
 Spans = Callable[[Inputs, Tensor], Tensor]
 OtherInputs = Iterator[tuple[Diagnosis, Inputs]]
-# A mistake and what rows select by it: spans, or the keys of each row if a key may count twice.
+# A mistake, and what rows select by mistake: spans, or lists of keys in which keys may be repeated.
 OtherKeys = Iterator[tuple[Diagnosis, Tensor | list[Tensor]]]
 
 
 @dataclass(frozen=True)
 class Known:
-    """The known mistakes of an op. Each changes the inputs, or the keys that rows select."""
+    """The known mistakes of an op, in its inputs or keys. `spans` returns the right keys."""
 
     inputs: Callable[[Inputs], OtherInputs] = lambda inputs: iter(())
     spans: Spans | None = None
@@ -68,7 +68,7 @@ def make_spans(first: Tensor, end: Tensor) -> Tensor:
 
 
 def list_keys(spans: Tensor, keys: int) -> list[Tensor]:
-    """Return the keys of each row by its spans [R,n,2]. A key in two spans is listed twice."""
+    """Return the keys in the spans [R,n,2] of each row. A key in two spans is listed twice."""
     start, end = spans.clamp(0, keys).unbind(-1)
     counts = (end - start).clamp(min=0)
     each = counts.flatten()
@@ -115,7 +115,7 @@ class Selection:
         head: Tensor | None = None,
         head_of_v: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return k [R,L,D] and v [R,L,Dv] of the rows. Places after a row's keys are undefined."""
+        """Return each row's k [R,L,D] and v [R,L,Dv]. Places after a row's last key are padding."""
         index = pad_sequence(list(self.chosen if chosen is None else chosen), batch_first=True)
         if not index.shape[1]:
             index = index.new_zeros(len(index), min(1, self.k.shape[2]))
@@ -157,13 +157,13 @@ class Selection:
 class Evidence:
     """A wrong output as two problems: the full one, and a thinned-out one for hypotheses.
 
-    Five fields belong to the full problem: the inputs `full`, the oracle `whole`, `whole_output`,
-      its absolute errors `off`, and `wrong`. The latter marks the vectors (of the last axis) whose
-      mean error is at least 1 / FAR_OFF of the largest.
-    rows: the indices of the rows in the thin problem: a few wrong rows, if rows select keys. Then a
+    full, whole, whole_output, off: inputs, oracle, output and absolute errors of the full problem.
+    wrong: marks the vectors (of the last axis) of the full problem whose mean error is at least
+      1 / FAR_OFF of the largest mean error.
+    rows: the indices of the rows in the thin problem. With `spans` they are a few wrong rows, and a
       row is the query heads of one KV head at one (batch, token), as far as the op has these.
-      Otherwise a row is an index of the first axis of the output, and all rows are in.
-    marked: the vectors of the thin problem that hypotheses must explain.
+      Without `spans` they are all indices of the output's first axis.
+    marked: `wrong` in the thin problem: the vectors that hypotheses must explain.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Evidence:
         return rows.reshape(self.oracle.shape)
 
     def mae(self, expected: Tensor) -> float:
-        """Return the mean absolute error of the finite marked vectors; infinite if half are not."""
+        """Return the mean absolute error of finite marked vectors; inf if only half are finite."""
         off = (self.output - expected).abs().mean(-1)[self.marked]
         finite = off[off.isfinite()]
         return float(finite.mean()) if 2 * finite.numel() > off.numel() else math.inf

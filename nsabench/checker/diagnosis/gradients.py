@@ -1,4 +1,4 @@
-"""Diagnosis of a wrong gradient: mistakes of any op, of attention, and of the op in `known.py`."""
+"""Diagnose a wrong gradient by mistakes of any op, of attention, and of its op (`known.py`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsabench.checker.diagnosis.weights import LOWER, TILES
 from nsabench.ops import Inputs, Op
 from nsabench.ops._attention import AttentionOp
 
-SMALL = 0.05  # an explanation by a factor leaves at most this share of the gradient's norm
+SMALL = 0.05  # an explanation by a factor leaves less than this share of the gradient's norm
 NEAR = 0.02  # greatest relative distance of a factor from a known one
 FACTORS = {
     "log2-missing": math.log(2),
@@ -26,7 +26,7 @@ FACTORS = {
     "half": 0.5,
     "twice": 2.0,
 }
-MOST_ELEMENTS = 1 << 25  # with more, no gradient is computed again, which leaves few hypotheses
+MOST_ELEMENTS = 1 << 25  # hypotheses that need gradients of a larger problem are not tried
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def diagnose_gradient(
     """Return the known mistake that explains a wrong gradient, or else where it is off.
 
     grad_out: the gradient of the output, up to a factor. name: of the wrong gradient, such as `dq`.
-    previous: what the previous call should have returned, if that call had other inputs.
+    previous: the right gradient of the previous call, if that call had other inputs.
     """
     got, right = search.blank_left_out(op, got, right)
     if previous is not None:
@@ -90,7 +90,7 @@ def diagnose_gradient(
         return not_finite.surrounded(f"{name}: ")
     p = Problem(op, inputs, grad_out, name.removeprefix("d"), got.double(), right, previous)
     if p.is_small:
-        # `grad_out` lacks a factor that `right` has. It can be found, since gradients are linear.
+        # Gradients are linear in `grad_out`: comparing them with `right` gives the lacking factor.
         factor = search.find_factor(right, p.compute(grad_out)) or 1.0
         p = replace(p, grad_out=grad_out.double() * factor)
     explained = _find_factor(p) or search.explain(

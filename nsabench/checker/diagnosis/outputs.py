@@ -1,4 +1,4 @@
-"""Diagnosis of a wrong output: mistakes of any op, and of any attention on q, k and v."""
+"""Diagnose a wrong output by mistakes of any op, of attention, and of its op (`known.py`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nsabench.checker.diagnosis.known import KNOWN, NOTHING, mistake_scale
 from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis, Hypothesis, mistake
 from nsabench.ops import Inputs, Op
 
-PLACES = 64  # at most so many rows are compared to tell heads apart
-MOST_PLACES = 1 << 26  # a V of more elements is not read with the strides of K, which is slow
+PLACES = 64  # at most this many rows are compared to tell heads apart
+MOST_PLACES = 1 << 26  # reading a V of more elements with the strides of K would take too long
 
 
 def diagnose(
@@ -27,7 +27,7 @@ def diagnose(
 ) -> Diagnosis:
     """Return the known mistake that explains a wrong output, or else where the output is off.
 
-    previous: what the previous call should have returned, if that call had other inputs.
+    previous: the right output of the previous call, if that call had other inputs.
     """
     output, oracle = search.blank_left_out(op, output, op.oracle(inputs))
     if not_finite := search.locate_not_finite(output):
@@ -53,7 +53,7 @@ def find_hypotheses(evidence: Evidence, known: Known) -> Iterator[Hypothesis]:
 
 
 def _find_written(e: Evidence) -> Iterator[Hypothesis]:
-    # The thin problem may be one row that is zero for another reason, so the full one is tested.
+    # All rows of the thin problem may be zero for another reason, so the full problem is tested.
     if search.is_all(e.off, e.whole_output == 0):
         yield mistake("all-zero"), lambda: torch.zeros_like(e.oracle)
     previous = e.previous
@@ -70,7 +70,7 @@ def _find_straight_line(e: Evidence) -> Iterator[Hypothesis]:
     yield mistake("constant-offset", offset=offset), lambda: e.oracle + offset
     factor = search.find_factor(e.output[e.marked], e.oracle[e.marked])
     if factor:  # a zero output has a hypothesis of its own
-        digits = 4 if abs(factor - 1) > 1e-3 else 7  # "1 times" would say nothing
+        digits = 4 if abs(factor - 1) > 1e-3 else 7  # with four it might be "1"
         yield mistake("constant-factor", factor=f"{factor:.{digits}g}"), lambda: e.oracle * factor
 
 

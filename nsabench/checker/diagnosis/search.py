@@ -17,10 +17,10 @@ from nsabench.machine.clock import now_s
 from nsabench.ops import Op
 
 TIME_LIMIT_S = 2.0  # seconds of CPU time, so that a busy machine does not cut a search short
-BUSY = 10.0  # wall time is limited to this multiple of the CPU time
+BUSY = 10.0  # the limit of wall time is this multiple of the limit of CPU time
 EXPLAINS = 0.2  # An explanation leaves at most this share of the error.
 SURE = 0.01  # The search ends at a hypothesis that leaves at most this share.
-BETTER = 0.9  # A later hypothesis replaces an earlier one if its error is smaller by this factor.
+BETTER = 0.9  # A hypothesis replaces the best earlier one if its error is below this share.
 FAR_OFF = 4.0  # a vector is wrong if its error times this factor reaches the largest error
 EVERYWHERE = "every part of it"
 ROUNDING, SMALL = 4.0, 64.0
@@ -78,7 +78,7 @@ def explain(
             break
     if best is None or error > EXPLAINS * off:
         return None
-    # An error up to ROUNDING times the one left, or up to 1 / SMALL of the worst, may be rounding.
+    # Up to ROUNDING times the error that is left, or 1 / SMALL of the largest, may be rounding.
     where = locate(vector_errors > max(ROUNDING * error, float(vector_errors.max()) / SMALL))
     where = "" if where == EVERYWHERE else f" in {where}"
     errors = f" (mean error {off:.3g}, and {error:.2g} if the oracle makes this mistake)"

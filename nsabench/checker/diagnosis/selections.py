@@ -1,4 +1,4 @@
-"""Which keys each op selects for a row, and mistakes in that choice."""
+"""Return the keys that each op selects for a row, and those that known mistakes would select."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from nsabench.checker.diagnosis.weights import TILES
 from nsabench.ops import Inputs, compressed, sliding_window
 from nsabench.ops._sequences import BandedOp, sequence_ends, spread_over_tokens
 
-OUTSIDE = 256  # how many places before the first key and after the last are tried
+OUTSIDE = 256  # how far before the first key, and after the last, a kernel is assumed to read
 OTHER_SIZES = (16, 32, 64, 128)
 
 
 def place_in_sequences(inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the token of each row, and the begin and the end of its sequence: [R] each."""
+    """Return the token of each row, and the first token and end of its sequence: [R] each."""
     token = place_rows(inputs, rows)[1]
     start, end = sequence_ends(inputs)
     return token, start[token], end[token]
@@ -178,7 +178,7 @@ def _mistake_choice(chosen: Tensor) -> OtherTensors:
 
 
 def _mistake_ends(spans: Tensor, span: str) -> OtherTensors:
-    """Yield spans [...,n,2] with wrong ends (but empty ones stay empty), or with one span lost."""
+    """Yield spans [...,n,2] with wrong ends (empty spans stay empty), or with one span lost."""
     filled = spans[..., 1:] > spans[..., :1]
     for name, shift in (
         ("span-first-key-lost", (1, 0)),
@@ -212,7 +212,7 @@ def mistake_spans(inputs: Inputs, rows: Tensor) -> OtherKeys:
         yield mistake("spans-not-sorted"), make_spans(behind, torch.maximum(behind, end))
     yield mistake("reversed-span"), spans.sort(-1).values
     if ((spans < 0) | (spans > keys)).any():
-        # Shifted, since `list_keys` would cut off the places before the first key.
+        # The spans are shifted, since `list_keys` would cut off what is before the first key.
         reached = [row.unique() - OUTSIDE for row in list_keys(spans + OUTSIDE, keys + 2 * OUTSIDE)]
         yield mistake("index-clamped"), [row.clamp(0, keys - 1) for row in reached]
         wrapped = [(row[row < keys] % keys).unique() for row in reached]
@@ -249,7 +249,7 @@ def mistake_cache_block_inputs(inputs: Inputs) -> OtherInputs:
 
 
 def select_blocks(inputs: Inputs, rows: Tensor) -> Tensor:
-    """Return the spans of chosen blocks. They end at the query or, if not causal, its sequence."""
+    """Return the spans of chosen blocks, up to the query or, if not causal, its sequence's end."""
     chosen = inputs.tensors["block_indices"][place_rows(inputs, rows)].long()
     size = int(inputs.options["block_size"])
     token, start, end = place_in_sequences(inputs, rows)

@@ -1,6 +1,6 @@
-"""Mistakes in how a row weighs the keys that it selects, and in which of these keys it reads.
+"""Predict mistakes in how a row weighs its keys, and in which of its keys it reads.
 
-Most predictions are weighted sums of the same exponentials, which are computed once.
+Most predictions need the same exponentials, which are computed once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class Keys:
     """The softmax weights of the evidence, not yet divided by their sum: [R,H,L].
 
-    k [R,L,D] and v [R,L,Dv] hold the keys that each row selects, in order. The first count [R] of
-    the L places are keys, and the rest is padding.
+    k [R,L,D] and v [R,L,Dv] hold the keys that each row selects, in order. In row r, the first
+    count[r] of the L places are keys, and the others are padding.
     """
 
     def __init__(self, evidence: Evidence, k: Tensor, v: Tensor, count: Tensor) -> None:
@@ -41,7 +41,7 @@ class Keys:
         self.weights = torch.exp(self.masked - self.top)
         self.shares = divide(self.weights, self.weights)
         self.heads, self.length = self.weights.shape[-2:]
-        # Whether rows select different numbers of keys.
+        # `ragged` says that rows select different numbers of keys.
         self.ragged = bool((self.count != self.length).any())
 
     def attend(self, counted: Tensor) -> Tensor:
@@ -154,8 +154,8 @@ def _find_prefixes(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _find_prefix(keys: Keys, ranks: Tensor) -> int:
-    """Return how many of the first keys, in the order of `ranks` [R,L], best give the output."""
-    # One head of a few rows tells prefixes apart.
+    """Return the n for which the first n keys, by `ranks` [R,L], come nearest to the output."""
+    # One head of a few rows is enough to tell prefixes apart.
     rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
     marked = keys.evidence.marked.reshape(-1, keys.heads)
     head = int(marked.sum(0).argmax())
@@ -190,7 +190,7 @@ def _find_counted(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _pad(keys: Keys, count: Tensor) -> Tensor:
-    """Compute the output with `count` [R] more keys, whose scores and values are 0."""
+    """Compute the output with `count` [R,1] more keys, whose scores and values are 0."""
     padding = count.unsqueeze(-1) * torch.exp(-keys.top)
     total = keys.weights.sum(-1, keepdim=True) + padding
     return keys.shape((keys.weights @ keys.v / total).nan_to_num())

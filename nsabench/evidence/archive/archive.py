@@ -42,7 +42,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The runs of an archive. broken: a sentence for each. stray: count of objects of no run."""
+    """The runs of an archive. broken: a sentence about each. stray: number of objects of no run."""
 
     sound: list[ArchivedRun]
     broken: list[str]
@@ -62,7 +62,7 @@ class Archive:
         return self.add_verified(report)
 
     def add_verified(self, report: Report) -> tuple[Added, str]:
-        """Copy a verified run. Raises `VerificationFailed` if its id is taken by another run."""
+        """Copy a verified run. Raise `VerificationFailed` if an archived run has the same id."""
         run, predicate = report.folder, report.predicate
         if predicate is None:
             raise VerificationFailed(f"{run} is unsigned", "an archive keeps signed runs only.")
@@ -111,7 +111,7 @@ class Archive:
         def checked(name: str) -> ArchivedRun | str:
             try:
                 run = verified.get(keys[name]) or self._read_manifest(name)
-                # Check the trust before the tables are read.
+                # The tables of a run with too low a trust are not read.
                 trust = trust_in(run.predicate, trusted, revoked, require)
                 if keys[name] not in verified:
                     self._verify_tables(run, stored[_folder(name)])
@@ -180,9 +180,9 @@ class Archive:
 def _check_table(predicate: Predicate, table: str, data: bytes) -> None:
     is_records, most = table == "records", getattr(limits, table.upper())
     outcomes, rows, needed = [], 0, OUTCOME if is_records else ()
-    # All columns are read: any page may be broken.
+    # All columns are read, since any part of the file may be broken.
     for part in checked_batches(pa.BufferReader(data), COLUMNS[table], most, needed):
-        part.validate(full=True)  # for example, texts must be UTF-8
+        part.validate(full=True)  # for example, that texts are UTF-8
         rows += part.num_rows
         if _distinct(part, "run_id") - {predicate.run_id}:
             raise VerificationFailed(f"{table}.parquet has rows of another run")

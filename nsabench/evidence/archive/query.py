@@ -44,9 +44,9 @@ def query(
 ) -> pa.Table:
     """Return the answer of a query over some runs of an archive (None: all sound runs).
 
-    A shard of a merged run is left out. A column that a run does not have is null for
-    that run. Raises `UsageError` if the archive is empty, DuckDB refuses the query, or the answer
-    takes too much time or memory.
+    Shards of a merged run among them are left out. A column that a run does not have is null for
+    that run. Raises `UsageError` without runs, if DuckDB refuses the query, or if the answer takes
+    too much time or memory.
     """
     runs = leave_out_shards(archive.runs() if runs is None else runs)
     if not runs:
@@ -83,7 +83,7 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
     answer = connection.sql(sql)
     if answer is None:
         raise UsageError("the query has no answer", "write a SELECT.")
-    # DuckDB 2.0 renamed the method.
+    # Before DuckDB 2.0 the method has another name.
     read = getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
     reader = read(_BATCH)
     batches, taken = [], 0  # stop at the limit, since a short query can have a huge answer
@@ -112,7 +112,7 @@ def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
                 **p.environment.model_dump(exclude={"commits"}),
                 "commit": p.environment.commits.get("nsabench"),
                 "kernels_commit": p.environment.commits.get("kernels"),
-                # Empty if the versions of torch and Triton belong together.
+                # Empty if this torch pins this Triton.
                 "unpaired": describe_mismatch(p.environment.torch, p.environment.triton),
             }
         )

@@ -11,7 +11,7 @@ from nsabench.model.case import Frozen
 from nsabench.model.version import __version__
 
 VERIFIED = "archived-runs.jsonl"
-MOST_BYTES = 512 * limits.MIB  # of the file of verified runs; a larger one starts anew
+MOST_BYTES = 512 * limits.MIB  # a file of verified runs that is larger is overwritten
 
 
 class ArchivedRun(Frozen):
@@ -51,7 +51,7 @@ def recall(keys: Collection[str]) -> dict[str, ArchivedRun]:
 
 
 def remember(runs: Mapping[str, ArchivedRun]) -> None:
-    """Append verified runs to a file in the user's cache, if that is writable."""
+    """Write verified runs to a file in the user's cache, if the cache is writable."""
     if not runs:
         return
     path = user_cache() / VERIFIED
@@ -60,7 +60,7 @@ def remember(runs: Mapping[str, ArchivedRun]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_full = path.exists() and path.stat().st_size > MOST_BYTES
         with path.open("wb" if is_full else "ab") as file:
-            file.write("".join(["\n", *lines]).encode())  # a killed process leaves half a line
+            file.write("".join(["\n", *lines]).encode())  # half a line may precede
 
 
 def key_of(location: str, stamps: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
-"""Copies of the tables of verified runs, with many runs in one file.
+"""Copy the tables of verified runs, many runs into one file.
 
 Opening thousands of files is slow, so a query reads segments: DuckDB files in the user's cache,
-each with, for example, the records of many runs. A row has the number of its run's table. A query
-gets only the rows of tables whose digest the manifest of a verified run names.
+each with, for example, the records of many runs. Each row has the number of its run's table. A
+query gets only the rows of tables whose digest the manifest of a verified run names.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ from nsabench.verdicts.tables import ARROW, batches, schema
 
 NUMBER = "table_number"  # the column that a segment adds
 MOST = 100  # segments of a table; if there are more, all are deleted and one is written
-ROWS = 1 << 14  # that are read at once
-LONG_S = 24 * 3600.0  # no process copies tables for so long
+ROWS = 1 << 14  # rows with equal columns are written as soon as there are so many
+LONG_S = 24 * 3600.0  # no process takes so long to copy tables
 TYPES = {*ARROW.values(), pa.dictionary(pa.int32(), pa.string())}
 # Sorted, since the first part of a union decides whether a column is called `n` or `N`.
 PARTS = """SELECT database_name, table_name FROM duckdb_columns() WHERE table_name LIKE 'part_%'
@@ -45,7 +45,7 @@ def make_view(connection: Connection, archive: Archive, table: str, runs: Runs) 
     folder = user_cache() / "copied-tables" / location[:16]
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in folder.glob("tmp*"):  # by killed processes
+        for left in folder.glob("tmp*"):  # the folders that killed processes left
             if time() - left.stat().st_mtime > LONG_S:
                 rmtree(left)
     paths = sorted(folder.glob(f"{table}-*.duckdb"))
@@ -100,7 +100,7 @@ def _write(connection: Connection, path: Path, archive: Archive, table: str, run
                 connection.from_arrow(rows.schema.empty_table()).create(parts[rows.schema])
             connection.from_arrow(rows).insert_into(parts[rows.schema])
         connection.execute("COMMIT")
-        connection.execute("CHECKPOINT written")  # DuckDB 1.4's DETACH hides a full disk
+        connection.execute("CHECKPOINT written")  # DuckDB 1.4's DETACH ignores a full disk
         connection.execute("DETACH written")
     except duckdb.Error as error:
         raise EnvironmentRefused(

@@ -26,7 +26,7 @@ PATIENCE = timedelta(seconds=20)
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _ENDPOINT = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d*)?(/[!-~]*)?", re.ASCII)
 _IN_HEADERS = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
-# A part of obstore's message, such as an S3 code, with what is wrong and what to do.
+# Each entry: a part of obstore's message, such as an S3 code; what is wrong; what to do.
 _REFUSALS = (
     (
         "SignatureDoesNotMatch",
@@ -70,7 +70,7 @@ _REFUSALS = (
 
 
 class Store:
-    """Objects by name. Every method raises `EnvironmentRefused` if the store fails or refuses."""
+    """Objects by name. Methods raise `EnvironmentRefused` if the store fails or denies access."""
 
     def __init__(self, location: str, *, create: bool = False) -> None:
         self.location = location
@@ -154,7 +154,7 @@ class Store:
 
 
 def _refuse_odd_variables() -> None:
-    """Raise `UsageError` for a value that cannot be in a header, since obstore panics on it."""
+    """Raise `UsageError` if a value cannot be in a header, since obstore would panic."""
     for name in _IN_HEADERS:
         if re.search(r"[^!-~]", os.environ.get(name, "")):
             raise UsageError(
@@ -164,7 +164,7 @@ def _refuse_odd_variables() -> None:
 
 
 def _read_endpoint() -> str:
-    """Return the server's address, "" for Amazon's. Refuse one on which obstore would panic."""
+    """Return the server's address, or "" for Amazon's. Refuse any on which obstore would panic."""
     for name in _ENDPOINTS:
         endpoint = os.environ.get(name)
         if endpoint is None:

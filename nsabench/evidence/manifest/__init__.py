@@ -1,6 +1,6 @@
 """Make and verify the signed manifest of a run.
 
-Functions raise `VerificationFailed` if something is missing, unreadable, altered or too large.
+Its functions raise `VerificationFailed` if something is missing, unreadable, altered or too large.
 """
 
 from nsabench.evidence.manifest.seal import seal

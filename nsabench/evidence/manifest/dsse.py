@@ -98,7 +98,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 
 def _decode(text: str, what: str) -> bytes:
-    # Bytes must have one encoding: no URL-safe alphabet, no blanks, no loose bits.
+    # Only one encoding of the same bytes is valid: no URL-safe alphabet, blanks or unused bits.
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

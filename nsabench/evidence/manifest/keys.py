@@ -24,7 +24,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True)
 class Revocation:
-    """A key that was revoked. since: the first day, in UTC, of invalid signatures."""
+    """A key that was revoked. since: the first day (UTC) on which a superseded key is invalid."""
 
     since: date
     why: Why
@@ -62,7 +62,7 @@ def trust_in(
 ) -> Trust:
     """Return the lowest trust of the signatures of a run and of its shards.
 
-    Raises `VerificationFailed` if it is lower than `require`, or if a key is revoked.
+    Raise `VerificationFailed` if it is lower than `require`, or if a signature is by a revoked key.
     """
     levels = {}
     for by in (*predicate.shards, predicate.as_shard):

@@ -23,7 +23,7 @@ from nsabench.running.log import LogOrigin
 from nsabench.verdicts.attempts import states_of
 from nsabench.verdicts.results import refuse_other_log
 
-# Fields of a plan in which shards may differ: the folders of the user's files, for example.
+# Fields in which the plans of shards may differ. `kernels` and `ops` are paths on each host.
 _OWN = {"shard", "cases", "implementations", "kernels", "ops"}
 
 
@@ -34,7 +34,7 @@ class Logged:
     cases: int
     described: Described
     origin: LogOrigin
-    shards: tuple[ShardSigned, ...] = ()  # the signer of each
+    shards: tuple[ShardSigned, ...] = ()  # the signer of each shard
 
 
 def check_log(folder: Path, plan: Plan) -> Logged:

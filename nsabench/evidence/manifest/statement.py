@@ -93,7 +93,7 @@ class EnvironmentBrief(Frozen):
     cuda: str | None = None
     combo: str | None = None
     image_digest: str | None = None
-    commits: dict[str, str] = Field(default={})  # of each checkout, "-dirty" if files had changed
+    commits: dict[str, str] = Field(default={})  # by checkout; "-dirty" if files had changed
 
 
 class Predicate(Frozen):

@@ -1,6 +1,6 @@
 """Check that the tables and the thresholds of a run follow from its plan and log.
 
-They are derived again. If the bytes differ, which may be due to the version of pyarrow, the values
+All are derived again. If the bytes differ, which may be due to the version of pyarrow, the values
 are compared. docs/reference/manifest.md lists what else depends on versions.
 """
 
@@ -87,7 +87,7 @@ def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str
 
 
 def _check_values(path: Path, derived: Path, is_same_version: bool) -> None:
-    """Compare two tables. If versions of nsabench differ, compare only columns that both have."""
+    """Compare two tables. If the versions of nsabench differ, ignore columns that only one has."""
     rows, expected = count_rows(path), pq.read_metadata(derived).num_rows
     if rows != expected:
         raise VerificationFailed(f"{path.name} has {rows} rows, and {expected} follow from the log")

@@ -1,1 +1,1 @@
-"""The baselines that ship."""
+"""The shipped baselines."""

@@ -1,6 +1,6 @@
 """The Triton kernels of the baselines query_major and split_keys.
 
-The heads of a group are the rows of a tile, padded to 16 or more. All tensors are contiguous.
+The heads of a group are rows of a tile, padded to a power of two from 16. Tensors are contiguous.
 
 In query_major, q [N,HQ,D], k [N,H,D], v [N,H,DV] hold all sequences. rows int32 [N,H,S] has the
 selected blocks, or -1. Block 0 of query n begins at token begin[n], int32 [N].
@@ -166,8 +166,8 @@ def key_gradient_kernel(
     """Add to a block's dk and dv, in float32, the terms of up to PIECE queries that chose it.
 
     owner[program] is block * H + head, or `blocks * H` if the program has no work. The queries that
-    chose this block and head begin at bounds[owner] in `queries`. The program takes PIECE of these
-    queries, from number piece[program] * PIECE. first[block] is the first token of a block.
+    chose this block and head begin at bounds[owner] in `queries`. The program begins at number
+    piece[program] * PIECE. A block has the tokens from first[block] up to first[blocks + block].
     """
     program = tl.program_id(0)
     owner = tl.load(owner_ptr + program)
@@ -178,7 +178,7 @@ def key_gradient_kernel(
         end = tl.minimum(tl.load(bounds_ptr + owner + 1), start + PIECE)
         d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
         keys = begin + tl.arange(0, SIZE)
-        last = tl.load(first_ptr + blocks + owner // H)  # the token after the block
+        last = tl.load(first_ptr + blocks + owner // H)
         valid = keys < last
         k_mask = valid[:, None] & (d < D)[None, :]
         v_mask = valid[:, None] & (dv < DV)[None, :]

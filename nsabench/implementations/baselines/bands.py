@@ -1,4 +1,4 @@
-"""Baselines whose queries see consecutive keys (a band): all earlier, a window, or compressed ones.
+"""Baselines whose queries see a band of keys: all up to the query, a window, or compressed keys.
 
 Causal attention is also the dense alternative that a model could run instead of NSA.
 """

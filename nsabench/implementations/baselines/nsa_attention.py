@@ -14,9 +14,9 @@ from nsabench import Unsupported
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.torch_attention import wants_grad
 
-LOCAL = 2  # how many of the last blocks are always selected: the query's own, and one before it
+LOCAL = 2  # blocks that are always selected: the query's own, and the block before it
 QUERIES = 128
-# A case that would gather more elements is refused. A backward keeps them, so its limit is lower.
+# The most elements that a case may gather: without a backward, and with one, which keeps them.
 MOST_GATHERED, MOST_KEPT = 1 << 34, 1 << 33
 
 

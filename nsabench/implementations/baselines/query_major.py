@@ -15,7 +15,7 @@ from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.selection_blocks import each_once
 from nsabench.implementations.torch_attention import is_power_of_two, sequence_starts
 
-PIECE = 512  # queries of a backward program: several share block 0, which all queries select
+PIECE = 512  # queries of a program of the backward; several may share the queries of a block
 TILE = 64  # rows of a tile: each query has a row for each head of the group
 
 

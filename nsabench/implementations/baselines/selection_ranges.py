@@ -17,7 +17,7 @@ from nsabench.implementations.torch_attention import MAX_MASK_ELEMENTS, TILE, wa
 
 MAX_GATHERED_BYTES = 32 << 30
 
-# Sorted disjoint spans: their starts [R,n], and how many keys are before each, and in all [R,n+1].
+# Sorted disjoint spans: their starts [R,n], and the running sum of their lengths, from 0 [R,n+1].
 Spans = tuple[Tensor, Tensor]
 
 _baseline = partial(baseline, "selection_ranges", kind="general")
@@ -51,9 +51,9 @@ def first_keys(q: Tensor, s_kv: int) -> Tensor:
 
 
 def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Return the key of each row of the packed copy, int64 [room], and whether the row has one."""
+    """Return the key at each place of the packed copy, int64 [room], and whether there is one."""
     start, before = spans
-    # The keys of a span are consecutive in K and in the copy, so all are shifted by one number.
+    # The keys of a span are consecutive in K and in the copy, so all have the same shift.
     length = before.diff(dim=1).flatten()
     ends = length.cumsum(0)
     shift = (start + first_keys.unsqueeze(1)).flatten() - (ends - length)

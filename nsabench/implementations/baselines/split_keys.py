@@ -1,4 +1,4 @@
-"""Attention over spans and selected blocks by Triton kernels that read the cache in place."""
+"""Attention to spans and selected blocks by Triton kernels that read K and V in place."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attend(
     """Attend from q [B,S,G,h,D] to the spans `ranges` int32 [B,S,G,n,2] of k, v [B,G,keys,...].
 
     A query selects about `selected` keys. `disjoint` says whether its spans never overlap. `splits`
-    programs share a row; if it is 0, as many as suit the device.
+    programs share a row; 0 stands for as many as suit the device.
     """
     b, s, g, h, d = q.shape
     n, dv, rows = ranges.shape[3], v.shape[3], b * s * g

@@ -1,4 +1,4 @@
-"""Helpers that all controls share."""
+"""Helpers that several controls share."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from nsabench.registry import Honest, control
 FIRST_KEYS = 64
 MAX_REMEMBERED = 8  # the most outputs that a control keeps; more could fill the device
 HONEST_CALLS = 4
-# About 1 ms, so that the output is written after its check. On a busy host, 0.1 ms was too short.
+# About 1 ms, so that even on a busy host the output is written after its check.
 LATE_CYCLES = 2_000_000
 LATE_S = 0.02
 

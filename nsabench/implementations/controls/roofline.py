@@ -1,6 +1,6 @@
 """Controls that return stored results: right, but faster than is possible (check `roofline`).
 
-They recognise inputs by their first values, on the device or on the host, which then waits.
+They recognise inputs by their first values, on the device, or on the host, which waits for these.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ READ = LeastWork(bytes_min=125_000_000)
 # Computing a gradient moves more bytes than returning a stored one. With so many operations a byte,
 # it also takes over twice as long on any device.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
-# A call that waits for the device takes 30 µs. On a slow host it takes 250 µs, and then only its
-# times in bursts (calls back to back) are impossible.
+# A call that waits for the device may take 250 µs on a slow host. Then only its times in bursts
+# (calls back to back) are impossible.
 PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
-# With autograd, a waiting call took 940 µs on a slow host (H200, 64 query, 4 KV heads, T 4096).
+# With autograd, a call that waits for the device may take 940 µs on a slow host.
 PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)
 MOST_BYTES = 512 << 20  # the most bytes of one stored result
 LEARNING_CALLS = 64  # the most calls whose first values are still being copied to the host
@@ -87,8 +87,8 @@ class _Answers:
 class _Sets(_Answers):
     """Stores outputs for sets of inputs that the caller uses in a fixed order, again and again.
 
-    The host never waits. All sets are known once the caller has begun again: after the last set
-    came the first and then the second. The first may also come in between, without the second.
+    The host never waits. All sets are known once the last set is followed by the first and then the
+    second. The first set without the second may also come in between.
     """
 
     def __init__(self, is_cuda: bool) -> None:
@@ -206,7 +206,7 @@ def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 class _Recall(torch.autograd.Function):  # type: ignore[misc]
-    """Computes or recalls an output and gradients. Scales these by the output's gradient."""
+    """Computes or recalls an output and gradients. Scales recalled ones as `grads` is scaled."""
 
     @staticmethod
     def forward(ctx: Any, memory: _Training, call: Any, *tensors: Tensor) -> Tensor:

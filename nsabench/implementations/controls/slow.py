@@ -21,7 +21,7 @@ LEAST_SLEEP_S = 2e-3
 # On a CPU, other implementations may lose 4 ms at the end of a time slice: sleep far longer.
 LEAST_SLEEP_ON_A_CPU_S = 2e-2
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
-# A long call is slow enough at 5 times its time (`baseline.SLOW`). 10 times could take minutes.
+# With its sleep, a long call takes 5 times its time, over `roofline.SLOW`. 10 could take minutes.
 LONG_FACTOR, LONG_S = 4.0, 0.1
 REPEATS = 16  # all calls except the first find inputs in L2, and may take a third of the time
 NEEDLESS_S = 200e-6
@@ -30,10 +30,10 @@ LAUNCHES = 1000
 HURRIED_S = 40e-6
 AT_EASE_S = 0.5e-3  # a shorter pause does not end a loop
 STILL_WANTED = 4
-# Results must be checked before this time is over. With four busy GPUs, 3 ms were too short.
+# Results must be checked before this time is over, also on a host with several busy GPUs.
 PUT_OFF_S = 20e-3
 
-# Bound now, since a control that stops the clocks may run in the same process.
+# These are bound now, since a control that stops the clocks may run in the same process.
 _now, _sleep = time.perf_counter, time.sleep
 
 

@@ -45,7 +45,7 @@ class _LiveOutputs:
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
-        self._lock = threading.RLock()  # `hold` may be interrupted by a finalizer of its thread
+        self._lock = threading.RLock()  # a finalizer may interrupt `hold` in its thread
         self._alive = 0
 
     def hold(self, output: Tensor) -> None:

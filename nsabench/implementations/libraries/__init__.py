@@ -1,1 +1,1 @@
-"""Adapters of public libraries, one a module; each library is imported by the first call."""
+"""Adapters of public libraries, one in each module. The first call imports the library."""

@@ -57,7 +57,7 @@ def selected_blocks(name: str, package: Package, **declared: Any) -> Callable[[F
 
 
 def blocks_first(block_indices: Tensor) -> Tensor:
-    """Sort each row and move -1 to its end, since a count says how many first blocks are read."""
+    """Sort each row, with -1 at its end, since libraries are told how many blocks to read."""
     none = torch.iinfo(block_indices.dtype).max
     ordered = block_indices.where(block_indices >= 0, none).sort(-1).values
     return ordered.where(ordered != none, -1)
