@@ -1,1 +1,1 @@
-"""Describes the machine, finds its problems, and restricts processes."""
+"""Describe the machine, find its problems, and restrict processes."""

@@ -1,4 +1,4 @@
-"""Gives up capabilities(7) of this thread for good."""
+"""Give up capabilities(7) of this thread for good."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def require_success(result: int, what: str) -> int:
 
 
 def no_new_privileges() -> None:
-    """Stop programs from giving this thread new rights. Raises `OSError`."""
+    """Ensure that no program that this thread executes gets new rights. Raises `OSError`."""
     require_success(LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def keep(*numbers: int) -> None:
-    """Drop all capabilities of this thread except these, each below 32. Raises `OSError`."""
+    """Drop all capabilities of this thread except `numbers`, each below 32. Raises `OSError`."""
     header, sets = _Header(_VERSION, 0), (_Set * 2)()
     require_success(LIBC.capget(ctypes.byref(header), sets), "capabilities")
     kept = sum(1 << number for number in numbers) & sets[0].permitted

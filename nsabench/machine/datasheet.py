@@ -1,4 +1,4 @@
-"""The limits of GPUs by their data sheets. Tensor rates are dense, with the faster accumulator.
+"""The limits of GPUs by their data sheets. Tensor rates are without sparsity.
 
 Sources are NVIDIA's data sheets and architecture whitepapers. The whitepapers are GA102 (RTX 3090,
 A10), A100, Ada (RTX 4090, L4, L40S), H100 (H100, H200), RTX Blackwell (RTX 5090) and Blackwell
@@ -16,7 +16,7 @@ from nsabench.errors import UsageError
 
 @dataclass(frozen=True)
 class Sheet:
-    """One GPU: memory_gb_s in 1e9 bytes/s, float16 and bfloat16 in TFLOP/s."""
+    """One GPU. memory_gb_s: 1e9 bytes/s. float16, bfloat16: TFLOP/s with the faster accumulator."""
 
     name: str
     memory_gib: int

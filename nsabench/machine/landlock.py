@@ -22,7 +22,7 @@ _MAKE_DEVICES = 1 << 6 | 1 << 11  # root could read a disk through a new device 
 _REFER, _TRUNCATE, _IOCTL_DEV = (1 << bit for bit in (13, 14, 15))
 _ADDED = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}  # the right that each ABI version added
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEV
-NETWORK_ABI, _TCP = 4, 0b11  # from this ABI version, the rights to bind and to connect
+NETWORK_ABI, _TCP = 4, 0b11  # rights to bind and connect, from this ABI version
 SCOPE_ABI, _ABSTRACT_SOCKETS_AND_SIGNALS = 6, 0b11
 
 
@@ -54,7 +54,8 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
 
     readable, writable: files, and folders with all that is in them; device files cannot be made.
     listable: folders of which only file names can be read, also in folders below. From ABI 4, TCP
-    is refused; from ABI 6, signals to other processes and their abstract sockets. Raises `OSError`.
+    is refused. From ABI 6, signals to processes that are not restricted and connections to their
+    abstract sockets are also refused. Raises `OSError`.
     """
     version = abi()
     everything = handled(version)

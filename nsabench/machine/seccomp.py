@@ -1,4 +1,4 @@
-"""Filters system calls (seccomp): sockets, objects that outlive a process, other processes."""
+"""Filter system calls (seccomp) on sockets, objects that outlive a process, other processes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _CALLS = {
         ioctl=(29,),
     ),
 }
-# By system call (setpriority(2), ioprio_set(2)): the first argument for all processes of a user.
+# For setpriority(2) and ioprio_set(2), the first argument that means all processes of a user.
 _OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
 # F_SETLEASE in fcntl(2) makes others wait when they open the file.
 _LEASE = (1024,)
@@ -109,8 +109,8 @@ class _FilterProgram(ctypes.Structure):
 def restrict(*, signals: bool = False, connects: bool = False) -> None:
     """Restrict the system calls of this thread and its children.
 
-    EACCES refuses sockets that are not local, connections to other processes, and objects that
-    outlive the process (io_uring, System V, keys). EPERM refuses file leases and attributes, and
+    EACCES refuses sockets that are not local, connections to other processes, io_uring, and objects
+    that outlive the process (System V, keys). EPERM refuses file leases and attributes, and
     settings of other processes. Changes of CPU affinity of other threads and of file modes succeed
     without effect, since OpenMP and programs that copy files fail otherwise.
 
@@ -138,7 +138,7 @@ def _make_filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
         _DENY_ACCESS,
     ]
     lines += _match_calls(calls.lasting, [_DENY_ACCESS])
-    # Without `connects`, refuse datagram sockets also: they need no connect(2) to reach others.
+    # Without `connects`, datagram sockets are also refused: they reach others without connect(2).
     local = _match_values(0, _LOCAL, _ALLOW, _DENY_ACCESS) if connects else _match_connected()
     lines += _match_calls(calls.socket, local)
     itself = (0, os.getpid())
@@ -151,7 +151,7 @@ def _make_filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
     lines += _match_calls(calls.attributes, [_DENY])
     commands = (*_LEASE, *_OWNERS) if signals else _LEASE
     lines += _match_calls(calls.fcntl, _match_values(1, commands, _DENY, _ALLOW))
-    if signals:  # allow them to this process, and to its group (0 or -pid) if it leads the group
+    if signals:  # only to this process, and to its group (0 or -pid) if it leads the group
         pid = os.getpid()
         own = (0, pid, -pid & 0xFFFFFFFF) if os.getpgid(0) == pid else (pid,)
         lines += _match_calls(calls.signals, _match_values(0, own, _ALLOW, _DENY))

@@ -26,7 +26,8 @@ class Frozen(BaseModel, frozen=True):
 class RatioCI(Strict):
     """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow.
 
-    Also stop after `max_rounds`, or after `budget_s` seconds, or twice that before `min_rounds`.
+    Also stop after `max_rounds`, after `min_rounds` if `budget_s` seconds have passed, or after
+    twice `budget_s`.
     """
 
     kind: Literal["ratio_ci"] = "ratio_ci"
@@ -69,7 +70,7 @@ class Timing(Strict):
 
     @property
     def is_brief(self) -> bool:
-        """Whether each implementation is timed once. That shows a time, but gives no verdict."""
+        """Whether each implementation is timed in one round, which gives no verdict."""
         return isinstance(self.stopping, FixedCount) and self.stopping.rounds == 1
 
 

@@ -10,7 +10,7 @@ from nsabench.model.measurement import Message
 
 
 class DescribedSoftware(Message, frozen=True):
-    torch: str | None = None  # version. None, here and below: it could not be read
+    torch: str | None = None  # its version. None, in all fields: it could not be read
     torch_cuda: str | None = None  # the CUDA that torch was built for, "13.0"
     torch_architectures: tuple[str, ...] = ()  # "sm_90", "compute_90"
     cuda_usable: bool | None = None  # None: not tried

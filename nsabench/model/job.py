@@ -15,7 +15,7 @@ Attempt = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class EarlyExit(Message, frozen=True):
-    """Baselines that are not timed if `stay` or more baselines are right, and one is far faster."""
+    """Baselines that are not timed if far slower than one of at least `stay` right baselines."""
 
     baselines: tuple[str, ...] = ()
     stay: int = 1

@@ -129,7 +129,7 @@ class Log:
 
     @property
     def ceilings(self) -> Ceilings:
-        """The best rates, least timer floor and worst timer error of the sessions, at least one."""
+        """The best rates, least timer floor and worst timer error of the sessions."""
         first, *later = (session.ceilings for session in self.sessions)
         return reduce(_best_of, later, first)
 

@@ -45,7 +45,7 @@ class Samples(Message):
 
 
 class Bursts(Message):
-    """Bursts of calls back to back, as a caller in Python makes them. One entry for each burst."""
+    """Bursts of calls back to back, as a caller in Python makes them: an entry for each burst."""
 
     calls: list[Annotated[Whole, Field(ge=1)]] = []
     time_ms: list[Duration] = []  # the time of a burst divided by the number of its calls
@@ -84,7 +84,7 @@ class Observation(Judged):
     compile_s: Number | None = None
     peak_mem_bytes: Whole | None = None
     config: str = ""
-    # A ratio needs samples that were interleaved, so both implementations have the same attempt.
+    # The samples of two implementations were interleaved, as a ratio needs, if this is equal.
     attempt: Whole = 0
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
@@ -118,7 +118,7 @@ class Conditions(Message):
 
 
 class Ceilings(Message):
-    """The best rates of this device in this run, for its roofline, and the timer's own errors."""
+    """The best rates of this device in this run, for the roofline, and errors of the timer."""
 
     copy_gb_s: Number | None = None  # bytes read plus bytes written
     l2_gb_s: Number | None = None

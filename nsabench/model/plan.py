@@ -28,7 +28,7 @@ RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,99
 
 
 def _as_moment(stated: datetime) -> datetime:
-    # A time without a zone is UTC. In the first and last year, conversions between zones overflow.
+    # A time without a zone is UTC. Near datetime's limits, conversions between zones overflow.
     moment = stated if stated.tzinfo is not None else stated.replace(tzinfo=UTC)
     if not 1970 < moment.year < 9000:
         raise ValueError("no run can be from this year")

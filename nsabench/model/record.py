@@ -51,7 +51,7 @@ class Column:
     is_required: bool = False  # whether each row has a value
 
     def read(self, value: Any) -> Any:
-        """Return a value of a file. Raises `OutOfBounds` if it is missing, or an unknown word."""
+        """Return a value of a file. Raises `OutOfBounds` for a missing value or unknown word."""
         if value is None:
             if self.is_required:
                 raise OutOfBounds(f"holds a row that has no {self.name}")
@@ -295,7 +295,7 @@ class Record:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], comparisons: Iterable[Comparison] = ()) -> Record:
-        """Make a record of a row. Integers in unknown columns are sizes. Raises as `values_of`."""
+        """Make a record of a row. Integers in unknown columns are sizes. Raises `OutOfBounds`."""
         values = values_of(cls, row)
         # Pages print the caution unquoted, so no other text from a file may appear as one.
         if values.get("caution") != NO_SPECIALISED:
@@ -310,7 +310,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
-    """A timed call. In the regime `queue` it is a burst of calls, without the optional columns."""
+    """A timed call or, in the regime `queue`, a burst of calls with null in optional columns."""
 
     run_id: Annotated[str, "the run"]
     case_id: Annotated[str, "the case"]
@@ -365,7 +365,7 @@ def _read_columns(table: Table) -> tuple[Column, ...]:
 
 
 def values_of(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a row by field. Raises as `Column.read`."""
+    """Return the values of a row by field. Raises `OutOfBounds` for an invalid value."""
     values = {column.name: column.read(row.get(column.name)) for column in _COLUMNS[table]}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -44,7 +44,7 @@ class Matrix(Strict):
     """A document that spans cases.
 
     Each entry of `include` spans a product of values, and inherits dtype, direction and
-    distribution from `axes`. `axes` also spans its product, unless it only holds these for entries.
+    distribution from `axes`. `axes` also spans its product, unless it only has values for entries.
     """
 
     op: str

@@ -78,7 +78,7 @@ class Narrowed:
                 )
 
     def refuse_unmet(self, cases: Sequence[Case]) -> None:
-        """Raise `UsageError` for conditions that no case can meet."""
+        """Raise `UsageError` if no case meets all conditions."""
         known = sorted({name for case in cases for name in _values(case)})
         for size, _, _ in self._terms:
             if size not in known:

@@ -12,13 +12,12 @@ from nsabench.model.case import FixedCount
 from nsabench.model.plan import Device, ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
 
-# Seconds before the samples of an implementation, for parity and so on, without compilation.
+# Seconds for each implementation besides samples and compilation, for example to check outputs.
 SET_UP_S = {"cuda": 0.05, "cpu": 0.8}
 CPU_CALL_S, CPU_FLOP_S = 0.02, 1e10  # least time of a call; the rate of a few cores in long calls
 # The rates that a current GPU reaches on an op, which are below its peak.
 FLOP_S, BYTE_S = 1e14, 1e12
-# Rates of the work besides samples: inputs, the oracle in float64, and baselines that move far more
-# bytes than they must. An H200 took 4 to 20 s for each GB of large cases.
+# Rates of further work: inputs, the float64 oracle, baselines that move more bytes than they must.
 REST_FLOP_S, REST_BYTE_S = 1e13, 1.5e8
 Cases = list[PlannedCase]
 

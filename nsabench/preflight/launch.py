@@ -1,4 +1,4 @@
-"""One row of the result of a preflight, and the messages to and from its workers."""
+"""A row of the result of a preflight, and the messages to and from the preflight's workers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RecordLaunches(Message):
 
     kind: Literal["record"] = "record"
     cases: list[Case]
-    skip: list[str]  # as OP/IMPLEMENTATION: those that ended an earlier worker
+    skip: list[str]  # each OP/IMPLEMENTATION that ended an earlier worker
     ahead: bool
 
 

@@ -24,7 +24,7 @@ CLOCK_KHZ = 1_500_000  # kernels may estimate their time with it; any constant w
 
 
 class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
-    """Makes tensors claim to be on the GPU. All are on `real` ("meta" or "cpu"), new ones too."""
+    """Makes tensors claim to be on the GPU. All, also new ones, are on `real`: "meta" or "cpu"."""
 
     def __init__(self, real: str) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def operators_run(real: str) -> Iterator[None]:
     with ExitStack() as patches:
         for operator in list(OPDEFS.values()):
             if operator._init_fn.__module__.startswith("torch."):
-                continue  # torch's own: the code of these decompositions calls the operator again
+                continue  # torch's decompositions would call the operator again
             kernels = operator._backend_fns
             run = pretending(kernels.get("cuda") or kernels.get(None) or operator._init_fn)
             patches.enter_context(mock.patch.object(operator, "_abstract_fn", run))

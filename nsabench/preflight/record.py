@@ -36,7 +36,7 @@ THREADS_PER_WARP = 32
 @dataclass(frozen=True)
 class CompiledKernel:
     cubin: bytes
-    kernel: str  # its name in the cubin, or a part of it
+    kernel: str  # the kernel's name in the cubin, or a part of that name
     warps: int
     dynamic_shared_bytes: int
 
@@ -92,7 +92,7 @@ def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, An
     named = {name: value for name, value in given.items() if name in function.arg_names}
     constant = {p.name for p in function.params if p.is_constexpr}
     plain = {p.name for p in function.params if p.do_not_specialize}
-    # Some versions of Triton lack this attribute.
+    # Some versions of Triton lack `do_not_specialize_on_alignment`.
     at_any_address = plain | {
         p.name for p in function.params if getattr(p, "do_not_specialize_on_alignment", False)
     }
@@ -168,7 +168,7 @@ def _make_pointers(value: Any) -> Any:
 
 @contextmanager
 def recording(note: Callable[[Launchable], None]) -> Iterator[None]:
-    """Record launches instead of running kernels, for every autotune configuration not pruned."""
+    """Record launches instead of running kernels; of an autotuner, all configurations it keeps."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         keywords = {name: _make_pointers(value) for name, value in kwargs.items()}
@@ -219,7 +219,7 @@ def list_launches(item: Implementation, case: Case, architecture: Architecture) 
     """Return the launches of a call on the case. Raises `Failure` if the call fails.
 
     Tensors are on `meta`, without values. If the call fails there, but not as unsupported, it is
-    repeated with tensors on the CPU, which have values. It is skipped if these would be too large.
+    repeated with tensors on the CPU, which have values, unless these would be too large.
     """
     try:
         return _record_calls(item, case, architecture, "meta")

@@ -55,7 +55,7 @@ def run(
     with writing(cache, f"try again, or name another folder in {targets.CACHE_VARIABLE}"):
         cache.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=cache).close()
-    # The cache is an option, since processes with other variables fork from other templates.
+    # The cache is an option and not a variable: workers with equal variables start faster.
     given = {"--cache": cache, "--kernels": kernels, "--ops": ops_file}
     options = [word for name, file in given.items() if file for word in (name, str(file))]
     compilers = [Compiler(task, options, done) for task in tasks if task.is_supported]
@@ -138,7 +138,7 @@ class Compiler:
         self._worker.kill()
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
-        """Record and compile. If a worker dies, only its current work is lost, such as a launch."""
+        """Record and compile. If a worker dies, only its launch or implementation is lost."""
         rows: list[CompiledLaunch] = []
         try:
             for launch in self._list_launches(cases):

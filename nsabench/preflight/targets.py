@@ -1,4 +1,4 @@
-"""The architectures and Triton versions that kernels are compiled for; how to install a Triton."""
+"""The architectures and the versions of Triton of a preflight, and how to install a Triton."""
 
 from __future__ import annotations
 

@@ -105,7 +105,6 @@ class PreflightWorker:
                 for row in self._list_rows(item, group[0]):
                     same = row.key or row.reason
                     rows.setdefault((item.op, item.name, same), row).cases += len(group)
-        # Rows without a launch come first.
         return RecordedLaunches(launches=sorted(rows.values(), key=lambda row: bool(row.key)))
 
     def _list_rows(self, item: Implementation, case: Case) -> list[CompiledLaunch]:

@@ -185,7 +185,7 @@ def control(
 ) -> Callable[[F], F]:
     """Register a control: a function that is wrong or dishonest on purpose, to test `caught_by`.
 
-    It is of `ops`, or of every op if none is named. Its first argument is a baseline (`Honest`).
+    It belongs to `ops` (none: to every op). Its first argument is a baseline (`Honest`).
     wraps: whether `caught_by` compares its time with that of this baseline.
     needs_order: whether only the order of its work on streams is wrong. If a run cannot observe
       that order, the control is unproven, not missed.

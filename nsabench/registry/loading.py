@@ -84,7 +84,7 @@ def _load_file(kernels: Path, content: bytes) -> None:
 
 def _name_module(kernels: Path) -> str:
     """Make the folder and package of a file importable, and return the name of its module."""
-    # At the end, so that no file of the user hides an installed module.
+    # The folder is appended, so that no file of the user hides an installed module.
     sys.path.append(str(kernels.parent))
     names = [] if kernels.stem == "__init__" else [kernels.stem]
     outermost = kernels

@@ -111,7 +111,7 @@ def create(*wanted: tuple[Path, bytes, int]) -> None:
                 raise FileExistsError(str(path))
         for path, data, mode in wanted:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # O_EXCL never overwrites a key. Other users cannot read it even for a moment.
+            # O_EXCL never overwrites a key, and other users cannot read the new key at any moment.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             made.append(path)
             with os.fdopen(descriptor, "wb") as file:

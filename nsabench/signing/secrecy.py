@@ -40,7 +40,7 @@ def seclude() -> None:
     libc.getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if is_secret(name)]:
         _withheld[name] = os.environ[name]
-        # Otherwise /proc/PID/environ still shows the value to root, crash reporters and monitors.
+        # Write zeros, since root, crash reporters and monitors can read /proc/PID/environ.
         address = libc.getenv(name.encode())
         if address:
             ctypes.memset(address, 0, len(ctypes.string_at(address)))

@@ -46,9 +46,6 @@ def mistake_packing(inputs: Inputs) -> OtherInputs:
         yield mistake("sequence-begin", when=when), inputs.replaced({"cu_seqlens": moved})
 
 
-# A band is the range of keys that a row sees because of its place in a sequence or a cache.
-
-
 def select_all(inputs: Inputs, rows: Tensor) -> Tensor:
     return make_spans(0 * rows, 0 * rows + inputs.tensors["k"].shape[1])
 
@@ -152,9 +149,6 @@ def mistake_packed_row(inputs: Inputs, rows: Tensor) -> OtherKeys:
 
 def mistake_newest(inputs: Inputs, rows: Tensor) -> OtherKeys:
     yield mistake("keys-shifted"), select_newest(inputs, rows) - 1
-
-
-# A span is a range of keys that was chosen for a query.
 
 
 def select_spans(inputs: Inputs, rows: Tensor) -> Tensor:

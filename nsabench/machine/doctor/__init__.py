@@ -1,4 +1,4 @@
-"""Finds problems of this machine, each with a remedy."""
+"""Find problems of this machine, each with a remedy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def examine(environment: Environment, *, results: Path) -> list[MachineProblem]:
 def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProblem]:
     """Return errors and warnings about a run on this machine, worst first.
 
-    Raises `EnvironmentRefused` for an error. On a CPU, only an error of the folder counts.
+    Raises `EnvironmentRefused` for an error; on a CPU, only for an error of the folder.
     """
     problems = [p for p in examine(environment, results=results) if p.severity is not Severity.NOTE]
     on_gpu = environment.run.device == "cuda"
@@ -49,7 +49,7 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProb
 
 
 def describe(environment: Environment, *, torch: bool | None = None) -> list[Text]:
-    """Return labelled lines of a machine. `torch`: only those that need torch, or only others."""
+    """Return labelled lines of a machine. torch: whether a line may need torch; None: all lines."""
     return [
         Text.assemble((f"{label:{LABEL_WIDTH}}", "dim"), " ", line)
         for label, line in summarise(environment, environment.gpus)

@@ -16,7 +16,7 @@ from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
 from nsabench.machine.environment.provenance import read_container
 from nsabench.model.plan import Device
 
-# A pattern for CUDA's message, the code of the problem, what is wrong, and what to do.
+# Each entry: a pattern for CUDA's message, the problem's code, what is wrong, and what to do.
 _CUDA_ERRORS = (
     (
         r"error 802|not yet initialized",

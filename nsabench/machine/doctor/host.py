@@ -17,7 +17,7 @@ _LEAST_MEMORY_BYTES = 2 * _GIB
 _LITTLE_DISK_BYTES = 2 * _GIB
 _LEAST_DISK_BYTES = _GIB // 4
 _FEWEST_CPUS = 2.0
-# Even with the governor `powersave`, these drivers follow the load, unless set to save energy.
+# Even with the governor `powersave`, these drivers follow the load unless set to save energy.
 _SELF_SCALING = frozenset({"intel_pstate", "amd-pstate-epp"})
 
 

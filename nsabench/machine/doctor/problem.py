@@ -8,7 +8,7 @@ from functools import partial
 
 
 class Severity(StrEnum):
-    """From worst to mildest, in this order."""
+    """How grave a problem is, from the worst to the mildest."""
 
     ERROR = "error"  # the run is impossible, or its figures would mean nothing
     WARNING = "warning"  # figures may be off

@@ -62,7 +62,7 @@ def _check_triton(environment: Environment) -> Iterator[MachineProblem]:
 
 
 def _check_pair(environment: Environment, torch: str) -> Iterator[MachineProblem]:
-    """Yield a problem if torch pins another triton: such a pair may import, and fail later."""
+    """Yield a problem if torch pins another triton: such a pair may fail after its import."""
     triton, wanted = environment.software.known_triton, _find_pinned_triton(environment)
     if triton is None or wanted is None or numbers(triton)[:2] == numbers(wanted)[:2]:
         return
@@ -124,7 +124,7 @@ def _find_pinned_triton(environment: Environment) -> str | None:
 
 
 def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
-    """Return whether code runs on a device: sm_* in its major version, PTX also in later ones."""
+    """Return whether code runs on a device: PTX on any later one, sm_* in its major version."""
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
     if match is None:
         return True  # an unknown notation is not a reason to refuse

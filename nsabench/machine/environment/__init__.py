@@ -1,1 +1,1 @@
-"""Describes this machine: hardware, driver, software."""
+"""Describe this machine: hardware, driver, software."""

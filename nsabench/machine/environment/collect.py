@@ -1,4 +1,4 @@
-"""Collects the environment. It never fails: missing parts are recorded as absent."""
+"""Collect the environment. This never fails: missing parts are recorded as absent."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
 
 @cache
 def list_distributions(path: tuple[str, ...]) -> dict[str, str]:
-    """Return the version of each distribution in the folders of `path`, the first of a name."""
+    """Return the versions of distributions in the folders `path`. The first of a name counts."""
     versions: dict[str, str] = {}
     for installed in metadata.distributions(path=[*path]):
         fields = installed.metadata  # each access reads the whole file
@@ -128,7 +128,7 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
 def read_cgroup(root: Path = Path("/")) -> Cgroup:
     """Return the lowest limits of this process's control group and its parents (version 2)."""
     mount = root / "sys/fs/cgroup"
-    # In a container this may be a path of the host. Then it does not exist, and sets no limit.
+    # In a container this may be a path of the host, which does not exist here and sets no limit.
     group = mount / (_read(root / "proc/self/cgroup") or "").removeprefix("0::").strip("/")
     groups = [mount, *(g for g in (group, *group.parents) if mount in g.parents)]
     quotas = [(_read(g / "cpu.max") or "max").split() for g in groups]

@@ -1,4 +1,4 @@
-"""Reads the NVIDIA devices and their driver."""
+"""Read the facts about the NVIDIA devices and their driver."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def _watts(milliwatts: int) -> float:
     return milliwatts / 1000
 
 
-# Field of `Gpu`, NVML function after nvmlDeviceGet, further arguments, conversion.
+# Each entry: a field of `Gpu`, an NVML function without `nvmlDeviceGet`, its arguments after the
+# device, and the conversion of its result.
 _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("name", "Name", (), str),
     ("compute_capability", "CudaComputeCapability", (), lambda pair: f"{pair[0]}.{pair[1]}"),
     ("memory_bytes", "MemoryInfo", (), lambda memory: memory.total),
     ("memory_used_bytes", "MemoryInfo", (), lambda memory: memory.used),
-    ("power_limit_w", "EnforcedPowerLimit", (), _watts),  # a laptop enforces less than was set
+    ("power_limit_w", "EnforcedPowerLimit", (), _watts),  # a laptop may enforce less than is set
     ("power_default_w", "PowerManagementDefaultLimit", (), _watts),
     ("sm_clock_max_mhz", "MaxClockInfo", _SM, int),
     ("utilisation_percent", "UtilizationRates", (), lambda load: load.gpu),

@@ -1,4 +1,4 @@
-"""Hashes the ids of a machine, and removes from texts what identifies the machine or its user."""
+"""Hash the ids of a machine, and remove from texts what identifies the machine or its user."""
 
 from __future__ import annotations
 

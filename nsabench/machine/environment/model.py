@@ -32,7 +32,7 @@ class Gpu(EnvironmentPart):
     compute_capability: str | None = None  # "9.0"
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
-    # The worker's description of the device or MIG slice in use.
+    # The worker describes the next two, of the device or MIG slice in use.
     multiprocessors: int | None = None
     l2_bytes: int | None = None
     power_limit_w: float | None = None
@@ -86,7 +86,7 @@ class Host(EnvironmentPart):
     ram_available_bytes: int | None = None
     os: str | None = None
     kernel: str | None = None
-    # What Triton needs to build and load launchers.
+    # The next three: whether Triton has what it needs to build and load launchers.
     compiler: bool | None = None
     python_headers: bool | None = None
     loads_temporary: bool | None = None  # whether code in the temporary folder can be loaded
@@ -132,7 +132,7 @@ class Run(EnvironmentPart):
 
 
 class Environment(EnvironmentPart):
-    """This machine. complete: whether all facts could be read that comparing results needs."""
+    """This machine. complete: whether all facts that comparisons need could be read."""
 
     schema_version: int = SCHEMA_VERSION
     collected: Moment

@@ -1,4 +1,4 @@
-"""Reads the sensors of NVIDIA devices, once or regularly. A value that cannot be read is None."""
+"""Read the sensors of NVIDIA devices, once or regularly. A value that cannot be read is None."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class ConditionMonitor:
                 return
 
     def annotate(self, samples: Samples, start_s: float) -> None:
-        for end_s in samples.at_s:  # use the last reading before the end of a sample
+        for end_s in samples.at_s:  # the last reading before the end of a sample counts
             i = bisect_right(self._at, start_s + end_s) - 1
             clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
             samples.sm_clock_mhz.append(clock or 0)

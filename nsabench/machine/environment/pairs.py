@@ -42,7 +42,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def pair_of(torch: str) -> TorchRelease | None:
-    """Return the pair of the same minor release; patch releases keep triton's minor version."""
+    """Return the pair of torch's minor release, whose patch releases pin the same minor triton."""
     minor = numbers(torch)[:2]
     return next((pair for pair in PAIRS if numbers(pair.torch)[:2] == minor), None)
 

@@ -1,4 +1,4 @@
-"""Reads where a run comes from: its command, commits, environment variables and container."""
+"""Read where a run comes from: its command, commits, environment variables and container."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, 
 def read_commit(folder: Path) -> str:
     """Return the commit of the checkout around a folder, with `-dirty` if files have changed.
 
-    Raises `OSError` without a checkout or git; its text contains no path.
+    Raises `OSError` without a checkout or git. The error's text contains no path.
     """
     commit = _run_git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     # A package in a .venv is not from the commit of the project that contains the .venv.
@@ -91,7 +91,7 @@ def _run_git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-# `nsabench images run` sets it, since an image cannot contain its own digest.
+# `nsabench images run` sets both. An image cannot contain its own digest.
 DIGEST_VARIABLE = "NSABENCH_IMAGE_DIGEST"
 COMBO_VARIABLE = "NSABENCH_COMBO"
 

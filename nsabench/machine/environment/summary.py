@@ -1,4 +1,4 @@
-"""Summarises a machine in a few labelled lines."""
+"""Summarise a machine in a few labelled lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads facts that only a process with torch knows. It never fails."""
+"""Read facts that only a process with torch knows. Failures are recorded in `absent`."""
 
 from __future__ import annotations
 
