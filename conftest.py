@@ -1,4 +1,4 @@
-"""Which tests `./just test` runs, and which of them need more than this machine has."""
+"""Choose which tests `./just test` runs, and skip those that need more than this machine has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SLURM = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol"
 
 
 def has_programs(*names: str) -> bool:
-    """Return whether all programs are installed; those for root may be outside of PATH."""
+    """Return whether all programs are installed, in PATH or in a folder of programs for root."""
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/local/sbin"))
     return all(shutil.which(name, path=path) for name in names)
 
@@ -56,7 +56,7 @@ def has_browser() -> bool:
 
 @dataclass(frozen=True)
 class Need:
-    """What some tests need: those below `paths`, and those with the fixture."""
+    """What some tests need: the tests below `paths`, and the tests with the fixture."""
 
     what: str
     is_met: Callable[[], bool]
@@ -81,7 +81,7 @@ NEEDS = (
     ),
     Need(
         "Chromium and chromedriver",
-        lambda: has_browser() or "CI" in os.environ,  # there the tests fail
+        lambda: has_browser() or "CI" in os.environ,  # in CI, the tests fail without a browser
         fixture="browser",
     ),
 )
@@ -89,7 +89,7 @@ NEEDS = (
 
 @cache
 def find_path(path: Path, names: tuple[str, ...]) -> int | None:
-    """Return the position of the name that is the path or a folder around it."""
+    """Return the position of the first name that is the path or a folder that contains it."""
     places = {path, *path.parents}
     return next((n for n, name in enumerate(names) if ROOT / name in places), None)
 
@@ -99,7 +99,7 @@ def fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files without a selected test: what they import takes seconds in each process."""
+    """Skip files without a selected test, since their imports take seconds in each process."""
     if config.option.markexpr == "not full" and find_path(collection_path, FULL) is not None:
         return True
     return None

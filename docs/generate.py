@@ -59,47 +59,47 @@ EXIT_CODES = {
 
 
 def matrices() -> str:
-    """The reference of the matrix file."""
+    """Return the page on matrices."""
     return "\n".join(_matrices()) + "\n"
 
 
 def commands() -> str:
-    """The reference of the command line."""
+    """Return the page on the command line."""
     return "\n".join(_commands()) + "\n"
 
 
 def columns() -> str:
-    """The reference of the Parquet files."""
+    """Return the page on the columns of Parquet files."""
     return "\n".join(_columns()) + "\n"
 
 
 def json_schema() -> str:
-    """The schema of what commands print with --json."""
+    """Return the schema of what commands print with --json."""
     return json.dumps(programs.schema(), indent=1) + "\n"
 
 
 def glossary() -> str:
-    """The words of nsabench."""
+    """Return the page on the words of nsabench."""
     return "\n".join(_glossary()) + "\n"
 
 
 def library() -> str:
-    """The reference of what nsa_kernels takes."""
+    """Return the page on the dtypes and conditions that nsa_kernels takes."""
     return "\n".join(_library()) + "\n"
 
 
 def python() -> str:
-    """The reference of what Python code imports."""
+    """Return the page on what Python code imports."""
     return "\n".join(_python()) + "\n"
 
 
 def environment() -> str:
-    """The reference of environment variables."""
+    """Return the page on environment variables."""
     return "\n".join(_environment()) + "\n"
 
 
 def files() -> str:
-    """The reference of files and folders that are written."""
+    """Return the page on the files and folders that nsabench writes."""
     return "\n".join(_files()) + "\n"
 
 
@@ -138,7 +138,7 @@ def _member(name: str, value: Any) -> Iterator[str]:
 
 
 def _signature(name: str, call: Any) -> str:
-    """Return the signature, on one line if it fits."""
+    """Return the signature of a call, on one line if it fits."""
     signature = inspect.signature(call)
     written, kinds = [], {p.kind for p in signature.parameters.values()}
     for parameter in signature.parameters.values():
@@ -160,7 +160,7 @@ def _signature(name: str, call: Any) -> str:
 
 
 def _docstring(text: str) -> Iterator[str]:
-    """Return a docstring as Markdown: its sections are lists."""
+    """Yield a docstring as Markdown, with its sections as lists."""
     section = ""
     for paragraph in re.sub(r"``", "`", text).split("\n\n"):
         lines = paragraph.splitlines()
@@ -181,7 +181,7 @@ def _docstring(text: str) -> Iterator[str]:
             if named and section != "Returns":
                 item = f"- `{named[1]}`{named[2] or ''}: {meaning}"
             if item.startswith("- ") and not before.startswith("- "):
-                yield ""  # else Markdown takes the list for a part of the paragraph
+                yield ""  # else Markdown would join the list to the paragraph
             yield _wrapped(item)
             before = item
         yield ""
@@ -216,7 +216,7 @@ def _files() -> Iterator[str]:
 
 
 def _conformance() -> ModuleType:
-    """The table that the tests of the kernels walk; it needs no torch."""
+    """Return the module with the table that the kernels' tests check. It imports no torch."""
     path = HERE.parent / "kernels" / "tests" / "conformance.py"
     spec = importlib.util.spec_from_file_location("conformance", path)
     assert spec and spec.loader
@@ -444,7 +444,7 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
 
 
 def _wrapped(text: str) -> str:
-    """A paragraph in lines of at most 100 columns; what is in backticks stays whole."""
+    """Return a paragraph in lines of at most 100 columns. Words are not broken."""
     lines = textwrap.wrap(
         text, 100, subsequent_indent="  " * text.startswith("- "),
         break_long_words=False, break_on_hyphens=False,

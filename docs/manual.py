@@ -1,7 +1,7 @@
 """Build the manual as a site with search: `./just docs`.
 
-The pages link to each other across the repository, so all of them are copied first, each to the
-place that it has here.
+The pages link to each other across the repository, so all of them are first copied to one folder,
+each under its path in the repository.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ("*.md", "*.png", "*.svg", "*.yml", "*.pub", "*.json")
 
 
 def pages() -> Iterator[Path]:
-    """Yield the pages and what they show, as paths in the repository."""
+    """Yield the pages and the files that they show or link to, as paths in the repository."""
     yield from (path.relative_to(ROOT) for path in sorted(ROOT.glob("*.md")))
     for folder in ("docs", "notes", "kernels", "docker", "tests"):
         for kind in KINDS:
@@ -30,13 +30,13 @@ def pages() -> Iterator[Path]:
 
 
 def build() -> int:
-    """Build the site; return the exit code. A link that leads nowhere is an error."""
+    """Build the site, and return the exit code. A link that leads nowhere is an error."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     for page in pages():
         if page != CONFIG.relative_to(ROOT) and "archive" not in page.parts:
             (SOURCE / page).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / page, SOURCE / page)
-    # Not --quiet: it hides warnings, and `strict` counts only what it sees.
+    # Without --quiet, since `strict` fails only for warnings that are not hidden.
     command = [sys.executable, "-m", "mkdocs", "build", "--config-file", CONFIG]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, check=False, env=quiet).returncode

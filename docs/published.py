@@ -5,8 +5,8 @@ A page holds blocks such as
     <!-- results: break-even op=nsa_attention -->
     <!-- /results -->
 
-`Published.fill` writes between the two marks what the newest run of the op and direction says. A
-figure that the archive does not hold cannot be printed.
+`Published.fill` writes the results of the newest run of the op and direction between the two marks.
+All figures come from the archive.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STYLE = """<style>svg{color:#57606a;--accent:#0969da;--best:#bc4c00}
 
 
 class Published:
-    """The runs of an archive. charts: the charts of the pages filled so far, as SVG by path.
+    """The runs of an archive. `charts` has the charts of the filled pages, as SVG by path.
 
     Raises `ValueError` if a run is not sound, or not signed by a key beside the archive.
     """
@@ -64,7 +64,7 @@ class Published:
 
     @cached_property
     def newest(self) -> dict[tuple[str, Direction], tuple[ArchivedRun, list[Record]]]:
-        """The newest run that measured an op in a direction, and its records of both."""
+        """For each op and direction, the newest run that measured it, and the records of it."""
         newest = {}
         for run in self.runs:
             records = self._archive.records(run)
@@ -73,7 +73,7 @@ class Published:
         return newest
 
     def sources(self, op: str) -> list[ArchivedRun]:
-        """The runs that the figures of an op come from, the oldest first."""
+        """Return the runs from which the figures of an op come, the oldest first."""
         return [run for run in self.runs if any(self._is_from(run, op, d) for d in Direction)]
 
     def records(self, op: str, **traits: str) -> list[Record]:
@@ -125,7 +125,7 @@ class Published:
             )  # fmt: skip
 
     def name_source(self, page: Path, op: str) -> Iterator[str]:
-        """A line for each run: where it was made, and the libraries that it lacks, and why."""
+        """Yield a line for each run: its GPU, its versions, its libraries, and those it lacks."""
         for run in self.sources(op):
             signed, gpu = run.predicate.signed, run.predicate.environment.gpu
             directions = [d for d in Direction if self._is_from(run, op, d)]
@@ -150,7 +150,7 @@ class Published:
             yield f"- {said}: {versions}, run `{run.run_id}`.{lacks}"
 
     def list_break_even_lengths(self, page: Path, op: str) -> Iterator[str]:
-        """A row for each head layout and direction, a column for each regime."""
+        """Yield a table: a row for each head layout and direction, a column for each regime."""
         answers = break_even.decide(self.records(op))
         regimes = [regime for regime in CALLED if any(a.regime is regime for a in answers)]
         yield from _head("heads", "direction", *(CALLED[regime] for regime in regimes))
@@ -183,7 +183,7 @@ class Published:
                 yield f"{where}, {a.direction}: faster than dense attention {called}: {_say(a)}."
 
     def count_verdicts(self, page: Path, op: str, candidate: str, **traits: str) -> Iterator[str]:
-        """A sentence for each direction and regime: how often is a candidate the fastest?"""
+        """Yield a line for each direction and regime: the verdicts and ratios of a candidate."""
         records = self.records(op, implementation=candidate, **traits)
         for direction, (regime, called) in product(Direction, CALLED.items()):
             compared = [
@@ -207,7 +207,7 @@ class Published:
     def list_ratios(
         self, page: Path, op: str, against: str = "baseline", **traits: str
     ) -> Iterator[str]:
-        """A row for each case: the fastest candidate, the best other, and the ratio."""
+        """Yield a table: for each case the fastest candidate, its best competitor, the ratio."""
         records, reference = self.records(op, **traits), Reference(against)
         regimes = [
             regime
@@ -223,9 +223,9 @@ class Published:
                 yield _row(_label(case[0], shared), *cells)
 
     def list_all_times(self, page: Path, op: str, candidate: str, **traits: str) -> Iterator[str]:
-        """A row for each implementation, a column for each case: the time over the candidate's.
+        """Yield a table of times over the candidate's: a row an implementation, a column a case.
 
-        A baseline is left out where it takes over `SLOW` times as long as the best baseline.
+        If a baseline takes over `SLOW` times as long as the best one, its cell is empty.
         """
         right = [
             r
@@ -254,7 +254,7 @@ class Published:
     def draw_chart(
         self, page: Path, op: str, heads: str, direction: str, regime: str = "device"
     ) -> Iterator[str]:
-        """The time of an op and of its best alternative over the length."""
+        """Draw the time of an op and of its best alternative by length. Yield the picture."""
         answer = next(
             a
             for a in break_even.decide(self.records(op))
@@ -327,7 +327,7 @@ def _list_unproven(records: Iterable[Record]) -> str:
 
 
 def _describe_best(case: Sequence[Record], regime: Regime, reference: Reference) -> str:
-    """Return `nsa 0.48 ms; dense 1.52 ms; **3.17** [3.10, 3.24] faster`, or nothing."""
+    """Return a cell such as `nsa 0.48 ms; dense 1.52 ms; **3.17** [3.10, 3.24] faster`, or ""."""
     compared = [
         (r, c)
         for r in case

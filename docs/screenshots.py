@@ -1,7 +1,7 @@
-"""Pictures for the README: `PYTHONPATH=. python docs/screenshots.py PAGE docs/images`.
+"""Make pictures for the README: `PYTHONPATH=. python docs/screenshots.py PAGE docs/images`.
 
-PAGE is the page of a run. `--site INDEX` adds the page of a site, `--run RUN` the output of a
-terminal for that run.
+PAGE is the page of a run. `--site INDEX` adds the page of a site, `--run RUN` the terminal after
+that run.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from nsabench.running.run import Finished
 from tests.output.report.browser import Browser, chromium
 
 WIDE, HIGH = 80, 24  # columns and lines of the terminal
-# Name, width and height in pixels, dark, what is on top.
+# Name, width and height in pixels, whether it is dark, and the element to scroll to.
 OF_A_PAGE = (
     ("report", 1280, 720, False, "header"),
     ("report-phone", 375, 760, True, "#faster"),
@@ -56,11 +56,11 @@ def _shoot(browser: Browser, picture: Path, top: str) -> None:
 
 
 def _of_a_terminal(browser: Browser, run: Path, picture: Path) -> None:
-    """What `nsabench all` printed last, drawn by rich as a terminal would."""
+    """Save a picture of what `nsabench all` printed last, as rich draws a terminal."""
     console = shown(run)
     with TemporaryDirectory() as scratch:
         page = Path(scratch) / "terminal.svg"
-        # Its font is somewhere on a network: a picture has what is here.
+        # The page would load this font from a network, so name an installed font.
         svg = console.export_svg(title="nsabench all")
         page.write_text(svg.replace("Fira Code", "DejaVu Sans Mono"))
         box = svg.partition('viewBox="0 0 ')[2].partition('"')[0].split()
@@ -71,23 +71,23 @@ def _of_a_terminal(browser: Browser, run: Path, picture: Path) -> None:
 
 
 def shown(run: Path) -> Console:
-    """A recording of the last screen: the end of the table, and the panel below it."""
+    """Return a recording of the last screen: the end of the table, and the panel below it."""
     facts = Facts.read(run)
     whole = terminal.console()
     whole.file, whole.width = io.StringIO(), WIDE
-    whole._color_system = ColorSystem.TRUECOLOR  # as of a terminal, which a file is not
+    whole._color_system = ColorSystem.TRUECOLOR  # else rich writes no colours to a file
     finished = Finished(facts.folder, Plan.read(run / "plan.json"), facts.results, *took(facts))
     terminal.print_summary(finished, whole)
     screen = Console(file=io.StringIO(), record=True, width=WIDE)
     printed = [Text.from_ansi(line) for line in whole.file.getvalue().splitlines()]
     lines = [part for line in printed for part in line.wrap(screen, WIDE) or [line]]
-    for line in lines[1 - HIGH :]:  # below the prompt
+    for line in lines[1 - HIGH :]:  # one line less, for the prompt
         screen.print(line, no_wrap=True, crop=True)
     return screen
 
 
 def took(facts: Facts) -> tuple[float, float]:
-    """Seconds that the run took, and that it measured."""
+    """Return how many seconds the run took, and how many of them it measured."""
     logs = [part.log for part in facts.parts]
     return sum(log.wall_s for log in logs), sum(log.measuring_s for log in logs)
 

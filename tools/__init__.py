@@ -1,2 +1,2 @@
-"""Programs that a person runs on a GPU, by a recipe of the justfile: no test, and no part of a
-package."""
+"""Programs that a person runs, each by a recipe of the justfile. They belong neither to the tests
+nor to a package."""

@@ -1,10 +1,10 @@
-"""Tritons as archives that are small enough to be carried to a GPU host that has no network.
+"""Pack Tritons into archives that are small enough to be carried to a GPU host without a network.
 
     python -m tools.pack_tritons pack FOLDER 3.1.0,3.9.0 PYTHON
     python -m tools.pack_tritons unpack FOLDER ARCHIVES
 
-Packed are PyPI's wheels for the Python of that host, such as 3.12: their symbols are stripped, and
-programs that only look at machine code are left out.
+PYTHON is the Python of that host, such as 3.12. An archive holds PyPI's wheel of one Triton,
+without symbols, and without programs that only show machine code.
 """
 
 import shutil
@@ -17,12 +17,12 @@ from pathlib import Path
 from nsabench.preflight import targets
 
 SUFFIX = ".tar.xz"
-NOT_NEEDED = ("cuobjdump", "nvdisasm")  # of an NVIDIA backend: compilation asks for ptxas alone
+NOT_NEEDED = ("cuobjdump", "nvdisasm")  # programs that show machine code; compiling needs ptxas
 MOST_BYTES = 64 << 20
 
 
 def pack(folder, versions, python):
-    """An archive a version. Raises `SystemExit` where one is too large to be carried."""
+    """Make and return an archive of each version. Raise `SystemExit` if one is too large."""
     folder.mkdir(parents=True, exist_ok=True)
     return [_pack(folder, version, python) for version in targets.parse_tritons(versions)]
 
@@ -49,7 +49,7 @@ def _pack(folder, version, python):
 
 
 def unpack(folder, archives):
-    """Every archive of a folder, below another one; what is there already is left alone."""
+    """Extract all `archives` into `folder`, except those that are there already. Return where."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for archive in sorted(archives.glob(f"*{SUFFIX}")):

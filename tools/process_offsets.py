@@ -1,9 +1,9 @@
-"""By how much do processes differ? One implementation against itself, in 20 processes.
+"""Measure by how much processes differ: compare one implementation with itself, in 20 processes.
 
     python -m tools.process_offsets FOLDER
 
-Prints the standard deviation between processes of the ratio of two medians, and how much of it the
-rounds of one process explain: after each process, for those until then. FOLDER, which must not
+After each process, this prints the standard deviation, between the processes until then, of the
+ratio of two medians, and how much of it the rounds of one process explain. FOLDER, which must not
 exist, gets the log of each process.
 """
 
@@ -34,7 +34,7 @@ def log_ratio(one, other, regime):
 
 
 def measure(folder):
-    """Yield what each of the processes measured, as a list of the three shapes."""
+    """Yield the list of the states of the three shapes, for each process."""
     plan = make_plan([str(HERE / "process_offsets.yaml")], "cuda", KERNELS)
     for number in range(PROCESSES):
         here = folder / str(number)

@@ -3,7 +3,7 @@
     python -m tools.record_selections SECONDS FILE
 
 The selections are the distribution `recorded` of block selection. The text is Python's standard
-library, of which one file in sixteen is held out. Printed last: how many different blocks
+library, of which one file in sixteen is held out. At the end, this prints how many different blocks
 consecutive queries select together.
 """
 
@@ -79,7 +79,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Bytes [B, T] -> logits of the next [B, T, 256].
+    """Bytes [B, T] -> logits [B, T, 256] of the next bytes.
 
     A byte is embedded with the few bytes before it, since a layer learns words late.
     """
@@ -92,7 +92,7 @@ class Model(nn.Module):
         self.logits = nn.Linear(sizes.dim, 256, bias=False)
 
     def embed(self, text):
-        """[B, T, dim]; before the first byte there are NUL bytes."""
+        """Return [B, T, dim]. NUL bytes stand before the first byte."""
         x = text.new_zeros(*text.shape, self.sizes.dim, dtype=torch.float32)
         for back, embedding in enumerate(self.embeddings):
             x = x + embedding(pad(text, (back, 0))[:, : text.shape[1]])
@@ -105,7 +105,7 @@ class Model(nn.Module):
         return self.logits(normal(x))
 
     def selections(self, text):
-        """block_indices int32 [T, H, S] of each layer, for one text [1, T]."""
+        """Yield block_indices int32 [T, H, S] of each layer, for one text [1, T]."""
         sizes, x = self.sizes, self.embed(text)
         position = positions_of(x)
         for layer in self.layers:
@@ -130,7 +130,7 @@ def normal(x):
 
 
 def library():
-    """The sources of Python's library: those to learn from, and those held out."""
+    """Return the sources of Python's library: those to learn from, and those held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     parts = ([], [])
     for file in sorted(root.rglob("*.py")):
@@ -143,7 +143,7 @@ def library():
 
 
 def train(model, text, seconds, steps):
-    """Learn until the seconds or the steps are spent: steps taken, and the last loss (nats)."""
+    """Train until `seconds` or `steps` are spent. Return steps taken, and the last loss (nats)."""
     sizes, device = model.sizes, model.logits.weight.device
     rng = np.random.default_rng(0)
     on_device = torch.from_numpy(text.copy()).to(device)
@@ -174,7 +174,7 @@ def train(model, text, seconds, steps):
 
 @torch.no_grad()
 def record(model, text, made):
-    """The choices of every layer and KV head on the first tokens of a text."""
+    """Return the choices of every layer and KV head on the first tokens of a text."""
     device = model.logits.weight.device
     rows = torch.from_numpy(text[: model.sizes.recorded].copy()).to(device).long()[None]
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -186,7 +186,7 @@ def record(model, text, made):
 
 
 def fewer(recording, most):
-    """As many heads, evenly over the layers, as fit so many bytes."""
+    """Keep as many heads, evenly over the layers, as fit in `most` bytes when packed."""
     heads = len(recording.chosen)
     for count in range(heads, 0, -1):
         some = recording.chosen[np.arange(count) * heads // count]

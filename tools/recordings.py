@@ -1,4 +1,4 @@
-"""How recordings of chosen blocks are made (the distribution `recorded` of block selection)."""
+"""Make recordings of chosen blocks (the distribution `recorded` of block selection)."""
 
 import json
 import lzma
@@ -12,8 +12,8 @@ def of_selection(selection, block, made):
     """Make a recording of block_indices [heads, T, S], each row with the forced blocks, -1 for
     none.
 
-    Raises `ValueError` if a row that sees more than S blocks does not hold S different ones, the
-    first and its last two among them.
+    Raises `ValueError` if a row that sees more than S blocks does not hold S different ones, with
+    the first block and the row's last two among them.
     """
     heads, tokens, slots = selection.shape
     last = np.arange(tokens) // block
@@ -31,7 +31,7 @@ def of_selection(selection, block, made):
 
 
 def pack(recording):
-    """Return a recording as `unpack` takes it."""
+    """Return a recording as the bytes that `_block_choices.unpack_recording` reads."""
     chosen = recording.chosen
     about = {name: getattr(recording, name) for name in ("block", "slots", "made")}
     about["shape"] = chosen.shape
@@ -42,8 +42,8 @@ def pack(recording):
 
 
 def agreement(recording, neighbours):
-    """Return how many different blocks so many consecutive queries choose together, forced ones
-    included: the mean over heads and stretches."""
+    """Return how many different blocks `neighbours` consecutive queries choose together, forced
+    ones included: the mean over heads and over all such queries."""
     begin = recording.slots * recording.block
     rows = np.unpackbits(recording.chosen, axis=-1)[:, begin:].astype(bool)
     own = np.arange(begin, recording.chosen.shape[1]) // recording.block

@@ -1,8 +1,8 @@
-"""How far off is every honest implementation, on the shipped matrices?
+"""Measure how far off every honest implementation is, on the shipped matrices.
 
-The bounds of `checks/parity.py` rest on the table that this prints. It has the largest error of
-each op, result and format, as a whole and in one row, in units of the case's resolution. Nothing is
-timed. `just gpu-worst-rows` runs it.
+The bounds of `checks/parity.py` rest on the table that this prints. For each op, result and dtype,
+the table has the largest error of a whole result and that of one row, in units of the case's
+resolution. Nothing is timed. `just gpu-worst-rows` runs this.
 """
 
 import json
@@ -28,7 +28,7 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 def cases(names):
-    """Every shape, direction and distribution of the matrices once a format, in random order."""
+    """Return all shapes, directions and distributions of the matrices in all dtypes, shuffled."""
     found = {}
     paths = [resolve.find_matrix(name) for name in names] or resolve.shipped_matrices().values()
     for path in paths:
@@ -54,7 +54,7 @@ def _case(row):
 
 
 def measure(case, device, kernels):
-    """The rows of a case; tried again where others on the same GPU left too little memory."""
+    """Return the rows of a case. Try again if other processes leave too little GPU memory."""
     import torch
 
     from nsabench.worker.guard import forget_earlier_cases
@@ -149,7 +149,7 @@ def work(tasks, results, device, end, number):
 
 
 def table(found):
-    """The greatest of each group, and what the bound accuses. A result at a time."""
+    """Yield a table of the greatest errors of each group, then the results beyond the bound."""
     groups = defaultdict(list)
     for row in found:
         if row.get("bounded"):
@@ -172,7 +172,7 @@ def table(found):
 
 
 def main(device, folder, seconds, workers, *names):
-    """Measure for so many seconds, go on where the file in the folder ends, and print the table."""
+    """Measure for `seconds`, from where the file in `folder` ends, and print the table."""
     context = multiprocessing.get_context("spawn")
     tasks, results = context.Queue(), context.Queue()
     end = time.time() + float(seconds)

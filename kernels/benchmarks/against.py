@@ -1,14 +1,14 @@
-"""Are the kernels of this checkout as fast as those of another one? Both in one process, in turn.
+"""Compare the kernels of this checkout with those of another one, in turn in one process.
 
 python kernels/benchmarks/against.py OTHER, where OTHER is the folder ``nsa_kernels`` of another
 checkout (``git worktree add ../older COMMIT``). For each call it prints:
 
-- whether the results are the same bits;
+- whether the results are equal;
 - the ratio of device times, other over this, with a 95 % interval (L2 flushed, launch gap hidden);
-- the ratio of host times: how long a call holds the CPU while the device is busy.
+- how long a call holds the CPU without waiting for the device, and the ratio, other over this.
 
-Times are in microseconds. The exit code is 1 if a device time is over 2 % longer than the other's,
-or if results differ.
+Times are in microseconds. The exit code is 1 if the whole interval of a ratio is below 1/1.02, or
+if results differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 OTHER = "nsa_kernels_other"
 ROUNDS, HOST_CALLS = 80, 200
 LONGER = 1.02
-SPIN_CYCLES = 2_000_000  # about 1 ms: the device is held while the host queues a sample
+SPIN_CYCLES = 2_000_000  # about 1 ms, during which the host queues a sample
 BF16, FP16 = torch.bfloat16, torch.float16
 
 Call = Callable[[], Any]
@@ -54,12 +54,12 @@ def load_other(folder: Path) -> ModuleType:
 
 
 def draw(*size: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    """N(0, 1) on the device."""
+    """Draw N(0, 1) on the device."""
     return torch.randn(size, device="cuda").to(dtype)
 
 
 def chosen_blocks(tokens: int, heads: int, count: int, size: int = 64) -> torch.Tensor:
-    """int32 [1, T, H, count]: the first, the own and random blocks of the past."""
+    """Draw int32 [1, T, H, count]: the first block, the query's own, and random ones up to it."""
     own = torch.arange(tokens, device="cuda") // size
     share = torch.rand(tokens, heads, count, device="cuda")
     blocks = (share * (own + 1).view(-1, 1, 1)).int()
@@ -129,7 +129,7 @@ def decode(b: int, s: int) -> Make:
 
 
 def backward(forward: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Call:
-    """The gradients by all inputs; the forward has been done."""
+    """Call the forward, and return a function that computes the gradients of all inputs."""
     leaves = [t.detach().requires_grad_() for t in inputs]
     out = forward(*leaves)
     grad_out = torch.ones_like(out)
@@ -154,7 +154,7 @@ CASES: dict[str, Callable[[], Make]] = {
 
 
 def tensors(result: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a result, whatever holds them."""
+    """Yield the tensors of a result, also of nested tuples and lists."""
     if isinstance(result, torch.Tensor):
         yield result
     elif isinstance(result, tuple | list):
@@ -163,13 +163,13 @@ def tensors(result: Any) -> Iterator[torch.Tensor]:
 
 
 def same_bits(one: Call, other: Call) -> bool:
-    """Whether two calls give the same, NaN included."""
+    """Return whether two calls give equal results, with NaN at the same places."""
     pairs = zip(tensors(one()), tensors(other()), strict=True)
     return all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in pairs)
 
 
 def device_us(calls: dict[str, Call]) -> dict[str, list[float]]:
-    """Samples of each call in turn, L2 flushed; the leader changes from round to round."""
+    """Return samples of each call, each after a flush of L2. The order alternates by round."""
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(ROUNDS + 5):
@@ -188,7 +188,7 @@ def device_us(calls: dict[str, Call]) -> dict[str, list[float]]:
 
 
 def host_us(calls: dict[str, Call]) -> dict[str, list[float]]:
-    """How long each call holds the CPU, nothing awaited; the leader changes each round."""
+    """Return samples of how long each call holds the CPU. The order alternates by round."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(HOST_CALLS):
         for name in list(calls) if round_ % 2 else list(calls)[::-1]:
@@ -200,7 +200,7 @@ def host_us(calls: dict[str, Call]) -> dict[str, list[float]]:
 
 
 def ratio(samples: dict[str, list[float]]) -> tuple[float, float, float]:
-    """median(other) / median(this), with a bootstrap interval over rounds."""
+    """Return median(other) / median(this), and its bootstrap interval over rounds."""
     this, other = (np.array(samples[name]) for name in ("this", "other"))
     picks = np.random.default_rng(0).integers(0, len(this), (1000, len(this)))
     ratios = np.median(other[picks], 1) / np.median(this[picks], 1)
@@ -209,7 +209,7 @@ def ratio(samples: dict[str, list[float]]) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    """Print a line a call; 1 when this checkout lost."""
+    """Print a line for each call. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("other", type=Path, help="the folder nsa_kernels of another checkout")
     parser.add_argument("--only", default="", help="calls whose name holds this text")

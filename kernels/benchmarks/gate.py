@@ -1,7 +1,7 @@
 """Measure what ``selection_attention`` adds to the time of its launcher, in microseconds.
 
-python kernels/benchmarks/gate.py: times ``choose`` and the counter; on a CUDA machine
-also whole calls of the gate and of the launcher, alternating.
+``python kernels/benchmarks/gate.py`` times ``choose`` and the counter. With a GPU, it also times
+whole calls of the gate and of the launcher, in turn.
 """
 
 from __future__ import annotations

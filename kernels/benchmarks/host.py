@@ -1,12 +1,12 @@
-"""How long each public call holds the CPU, in microseconds, and where that goes.
+"""Measure how long each public call holds the CPU, in microseconds, and which parts take how long.
 
-python kernels/benchmarks/host.py [--only TEXT] [--launches]: a line a call, on a CUDA machine.
+``python kernels/benchmarks/host.py [--only TEXT] [--launches]`` prints a line for each call:
 
-- host: a call, the device never awaited; what is queued is let run out between batches.
-- as Triton: the same with every launch by ``JITFunction.run``, as while a profiler watches.
-- allocate, launch: of the programs that the call replays, the results and the workspace, and the
-  compiled kernels. other: the rest, which is checks, the signature, and torch's operators.
-- launches: those that are replayed; with ``--launches`` also all that CUDA saw, torch's among them.
+- host (target: bar): the whole call. Only batches of calls wait for the device.
+- as Triton: the call without replays, as while a profiler watches.
+- allocate, launch, other: the parts of the call that allocate the memory of replays, that call
+  compiled kernels, and the others: checks, the signature, torch's operators.
+- programs, launches: how many the call replays. ``--launches`` adds how many CUDA saw.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ BARS = {
 
 
 def dense_rows(n: int, h: int, d: int, length: int) -> Call:
-    """SDPA on what ``rows`` has."""
+    """Return a call of SDPA for one query in each head of a row, on the sizes of ``rows``."""
     q, k, v = (draw(n, x, length, d, dtype=torch.float16) for x in (h, 1, 1))
     return partial(sdpa, q[:, :, :1], k, v, enable_gqa=True)
 
 
 def dense_causal(tokens: int, hq: int, h: int) -> Call:
-    """SDPA on what a prefill has."""
+    """Return a call of causal SDPA on the sizes of a prefill."""
     q, k, v = (draw(1, x, tokens, 128) for x in (hq, h, h))
     return partial(sdpa, q, k, v, is_causal=True, enable_gqa=True)
 
 
 def dense_decode(s: int) -> Call:
-    """SDPA on what a decode step has."""
+    """Return a call of SDPA on the sizes of a decode step."""
     q, k, v = draw(1, 64, 1, 128), draw(1, 4, s, 128), draw(1, 4, s, 128)
     return partial(sdpa, q, k, v, enable_gqa=True)
 
 
 def whole(tokens: int, hq: int, h: int) -> tuple[torch.Tensor, ...]:
-    """q, k, v and gates of a prefill."""
+    """Draw q, k, v and gates of a prefill."""
     kv = draw(1, tokens, h, 128), draw(1, tokens, h, 128)
     return draw(1, tokens, hq, 128), *kv, torch.rand(1, tokens, hq, 3, device="cuda").bfloat16()
 
 
 def whole_backward(tokens: int, hq: int, h: int) -> Call:
-    """Its gradients, by torch."""
+    """Return a call that computes the gradients of a prefill, by autograd."""
     return backward(nsa_kernels.nsa_attention, *whole(tokens, hq, h))
 
 
 def growing(s: int) -> Call:
-    """A decode step whose cache has one token more each time, in a buffer that has the room."""
+    """Return a decode step whose cache has one token more in each call, in a larger buffer."""
     room = 4096
     q, gates = draw(1, 64, 128), torch.rand(1, 64, 3, device="cuda").bfloat16()
     k, v = draw(1, 4, s + room, 128), draw(1, 4, s + room, 128)
@@ -104,7 +104,7 @@ def calls() -> Iterator[tuple[str, Callable[[], Call]]]:
 
 
 def held(call: Call, batches: int = BATCHES) -> float:
-    """Median over batches of what a call holds the CPU, in us."""
+    """Return how long a call holds the CPU, in us: the median over batches."""
     taken = []
     for _ in range(batches):
         torch.cuda.synchronize()
@@ -117,7 +117,7 @@ def held(call: Call, batches: int = BATCHES) -> float:
 
 
 def replayed_by(call: Call) -> list[tuple[replay.Program, tuple[Any, ...], list[int]]]:
-    """The programs that a call replays, and what each was called on."""
+    """Return the programs that a call replays, with the arguments and addresses of each."""
     found = []
     original = replay.Program.__call__
 
@@ -133,7 +133,7 @@ def replayed_by(call: Call) -> list[tuple[replay.Program, tuple[Any, ...], list[
 
 
 def seen_by_cuda(call: Call) -> str:
-    """How many launches and fills and copies CUDA saw of one call."""
+    """Return how many kernels, fills and copies CUDA saw in one call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
@@ -142,7 +142,7 @@ def seen_by_cuda(call: Call) -> str:
 
 
 def row(name: str, call: Call, count: bool) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     for _ in range(5):
         call()
     host = held(call)

@@ -1,6 +1,6 @@
-"""Call each kernel that missed its target, and cuDNN's on the same inputs, once.
+"""Call kernels for rows, packed rows and ranges, and SDPA on the same rows, to profile each once.
 
-Run it under ncu:
+Run this under ncu:
 
     ncu --clock-control none --profile-from-start off --nvtx --csv --page raw --metrics
     gpu__time_duration.sum,dram__bytes_read.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,
@@ -21,12 +21,12 @@ DTYPE = torch.bfloat16
 
 
 def draw(*size: int) -> torch.Tensor:
-    """N(0, 1) on the device."""
+    """Draw N(0, 1) on the device."""
     return torch.randn(size, device="cuda").to(DTYPE)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Each call with a label of its shape."""
+    """Yield each call with a label of its shape."""
     shapes = ((256, 8, 64, 512), (256, 4, 64, 64), (1024, 8, 128, 64))
     few = ((8, 8, 128, 1024), (8, 8, 128, 4096), (64, 8, 128, 16384))
     for n, h, d, length in (*shapes, *few):
@@ -58,7 +58,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def main() -> None:
-    """Compile everything outside the profiled part, then call each once."""
+    """Call everything to compile it, then call everything once more while ncu profiles."""
     torch.manual_seed(0)
     listed = list(calls())
     for _, call in listed:

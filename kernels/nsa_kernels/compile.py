@@ -24,12 +24,12 @@ from .attention import decode_step, nsa_attention
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 LENGTHS = (1, 64, 1024, 4096, 16384)
-"""Numbers of tokens of the calls. Together, these need every variant that any length needs."""
+"""Numbers of tokens of the calls. Together, they need every variant that any number needs."""
 SIZES = {"block": 32, "stride": 16, "block_size": 64, "n_selected": 16, "window": 512}
 
 
 class Compiler:
-    """Compile each variant of a kernel once, in several threads. These run in parallel, since
+    """Compile each variant of a kernel once, in several threads. The threads run in parallel, since
     Triton's passes and the assembler do not hold Python's lock."""
 
     def __init__(self, threads: int) -> None:
@@ -57,7 +57,7 @@ class Compiler:
             JITFunction.run = run
 
     def finish(self) -> int:
-        """Wait for all variants and return how many there are. Raises what the compiler raises."""
+        """Wait for all variants, and return their number. Raise what the compiler raises."""
         for variant in self._variants.values():
             variant.result()
         self._pool.shutdown()

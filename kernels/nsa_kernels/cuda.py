@@ -1,4 +1,4 @@
-"""Rows and ranges in CUDA C++: the public name of ``nsa_kernels.selection.cuda``."""
+"""The public name of ``nsa_kernels.selection.cuda``: kernels for rows and ranges in CUDA C++."""
 
 from __future__ import annotations
 

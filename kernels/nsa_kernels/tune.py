@@ -1,9 +1,9 @@
 """python -m nsa_kernels.tune [CLASS...]: measure the best tile of each shape class on this GPU.
 
-A shape class is a set of shapes that share a tile, which a rule (as in ``rows/config.py``) chooses.
-For each class, one shape is timed with every tile that fits in shared memory. The tiles take turns,
-and L2 is flushed before each call. If the fastest tile beats the rule's by ``MARGIN``, it goes into
-the file that ``launch.tuned`` reads in later processes. Tiles of other classes stay there.
+A shape class is a set of shapes that share a tile, which a rule (``selection/*/config.py``)
+chooses. For each class, one shape is timed with every tile that fits. The tiles take turns, and L2
+is flushed before each call. If the fastest tile beats the rule's by ``MARGIN``, it goes into the
+file that ``launch.tuned`` reads in later processes. Other classes keep their tiles.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ REFUSALS = (
     ),
     Refusal(
         "ValueError",
-        "{op}: batch and time of … must follow one another in memory; use .contiguous()",
+        "{op}: batch entries of … must be adjacent in memory; use .contiguous()",
         ("block_selection_attention", "plan_blocks"),
         conditions=("expanded",),
     ),

@@ -1,4 +1,4 @@
-"""NSA with all branches: attention, a layer with its cache, a decode step, the paper's formulas."""
+"""NSA attention with all its branches, a layer with its cache, and a decode step."""
 
 from __future__ import annotations
 

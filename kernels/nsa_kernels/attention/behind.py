@@ -1,8 +1,8 @@
 """NSA attention for queries that are the last tokens of their sequences: a chunk of a prefill after
 cached keys. Forward only.
 
-As for packed sequences, tables say which compressed keys a query sees, and which keys of the
-window. The blocks that a query chose are read as spans of keys, query by query.
+Tables say which compressed keys and which keys of the window a query sees, as for packed sequences.
+The blocks that a query chose are read as spans of keys, query by query.
 """
 
 from __future__ import annotations

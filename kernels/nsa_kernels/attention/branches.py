@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), and the gradients of gates.
 
-The kernel that merges partial results of selected blocks (``selection.blocks.forward``) also writes
-the sum. If it does not run, ``launch_sum`` adds up the branches. A decode step has its own kernels.
+The kernel that merges partial results of selected blocks (``selection.blocks.forward``) can also
+write the sum. If it does not run, ``launch_sum`` writes it. A decode step has its own kernels.
 """
 
 from __future__ import annotations

@@ -14,16 +14,16 @@ Compress = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _to_keep() -> AbstractContextManager[Any]:
-    """Leave inference mode, since tensors made in it cannot be written to outside it."""
+    """Leave inference mode: tensors that are made in this mode cannot be written to outside it."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 class NSACache:
     """Keys and values [B, H, capacity, ...] of which the first ``tokens`` are filled.
 
-    New tokens are written after the earlier ones. If they do not fit, the capacity becomes twice
-    the number of tokens. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of the filled part. A
-    decode step takes ``room`` and ``seqlens``, whose shapes change only with the capacity.
+    New keys are written after the earlier ones. If they do not fit, the capacity becomes twice the
+    number of keys. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of the filled part. A decode
+    step takes ``room`` and ``seqlens``, whose shapes change only with the capacity.
     """
 
     def __init__(self, block: int = 32, stride: int = 16, room: int = 256) -> None:
@@ -82,7 +82,7 @@ class NSACache:
     def append(
         self, k: torch.Tensor, v: torch.Tensor, compress_k: Compress, compress_v: Compress
     ) -> None:
-        """Append k [B, T, H, D] and v [B, T, H, Dv], and compress all blocks that are now complete.
+        """Append k [B, T, H, D] and v [B, T, H, Dv], and compress the blocks that they complete.
 
         Args:
             compress_k, compress_v: functions that compress [B, L, H, ...] to
@@ -154,7 +154,7 @@ class NSACache:
             done = True
         finally:
             if not done:
-                # An append overwrites no earlier token, so the earlier numbers and buffers fit.
+                # An append overwrites no earlier token, so the earlier state is still valid.
                 self.tokens, self.compressed, self._buffers = tokens, compressed, buffers
 
     def _write(self, name: str, x: torch.Tensor, start: int) -> None:

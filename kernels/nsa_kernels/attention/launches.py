@@ -1,10 +1,10 @@
-"""The launches of NSA attention on compressed keys, forward and backward.
+"""The launches of NSA attention, forward and backward. The caller has compressed the keys.
 
 The forward attends to the compressed keys, scores blocks, selects blocks, attends to the window,
-and attends to the selected blocks. The kernel that merges the results of blocks writes the gated
-sum. The backward begins with the gradients of the gates. Then the kernels of each branch multiply
-the sum's gradient by the branch's gate. All branches add to one dq. The blocks add their dk and dv
-to the dk and dv of the window (docs/explanation/whole-attention.md).
+and attends to the selected blocks. The kernel that merges the results of blocks, or ``launch_sum``,
+writes the gated sum. The backward begins with the gradients of the gates. Then the kernels of each
+branch multiply the sum's gradient by the branch's gate. All branches add to one dq. The blocks add
+their dk and dv to the dk and dv of the window (docs/explanation/whole-attention.md).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ UNROLL = 8
 
 
 def keys_of(tokens: int, block: int, stride: int, packed: bool) -> int:
-    """Return the number of compressed keys of T tokens, or its upper bound if they are packed."""
+    """Return the number of compressed keys of ``tokens`` tokens; if packed, an upper bound."""
     if packed:
         return tokens // stride
     return (tokens - block) // stride + 1 if tokens >= block else 0

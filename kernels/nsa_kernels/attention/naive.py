@@ -1,6 +1,6 @@
 """NSA attention in plain PyTorch, branch by branch.
 
-``naive_nsa`` computes equation 5 of arXiv 2502.11089 with the ``naive`` module of each branch.
+``naive_nsa`` computes equation 5 of arXiv 2502.11089 with naive functions of the branches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""NSA attention on compressed keys: eagerly, or as operators for a tracer, with a backward.
+"""NSA attention on given compressed keys, with a backward: eagerly, or as operators for a tracer.
 
-There are two operators, because keeping results for the backward takes much memory:
+The forward is two operators, because keeping results for the backward takes much memory:
 ``attend_whole`` returns only the gated sum, ``attend_whole_kept`` also the fields of ``Kept``.
 """
 
@@ -36,7 +36,7 @@ def run_whole(
     """Return the gated sum [B, T, HQ, Dv], differentiable in all ``tensors``."""
     q, k, v = tensors[:3]
     if q.shape[0] * q.shape[1] == 0:
-        # An empty sum, which autograd connects to the inputs.
+        # Return an empty result that autograd connects to the inputs.
         return q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum().to(q.dtype) for x in tensors)
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     arguments = (*tensors, cu_seqlens, cu_keys, *astuple(sizes))

@@ -14,7 +14,7 @@ from ..launch.checks import require
 
 
 def check_rotary(op: str, base: object, head_dim: int) -> None:
-    """Raises ValueError unless ``base`` is a number over 1 and heads have an even dim."""
+    """Raise ValueError unless ``base`` is a number over 1 and heads have an even dim."""
     require(
         isinstance(base, int | float) and isfinite(base) and base > 1,
         f"{op}: rotary must be a base over 1, such as 10000.0, or None; got {base!r}",
@@ -30,15 +30,15 @@ def positions_of(
     position = torch.arange(first, first + x.shape[1], device=x.device)
     if cu_seqlens is None:
         return position
-    # An empty sequence begins where the next one does. So take the last sequence that begins there.
+    # If several sequences begin at one position, all but the last are empty. So take the last.
     sequence = torch.searchsorted(cu_seqlens, position, right=True, out_int32=True) - 1
     return position - cu_seqlens[sequence.clamp(min=0)]
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
-    """Return x [B, T, H, D] rotated to ``positions`` [T], in its dtype.
+    """Return x [B, T, H, D] rotated to ``positions`` [T], in x's dtype.
 
-    D is even (``check_rotary``). Computed in float32, or in float64 for float64.
+    D is even (``check_rotary``). It is computed in float32, or in float64 if x is float64.
     """
     half = x.shape[-1] // 2
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32

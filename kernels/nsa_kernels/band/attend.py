@@ -29,7 +29,7 @@ def band_of(
 ) -> Band:
     """Return the band of q over ``keys`` keys. For packed sequences, a launch makes its tables."""
     if window:
-        # A window may be wider than all keys, which could overflow int32 in kernels.
+        # A window that is wider than all keys could overflow int32 in kernels.
         window = min(window, q.shape[1])
     if cu_seqlens is None or cu_keys is None:
         return Band(block, stride, window)

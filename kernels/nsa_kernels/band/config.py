@@ -27,7 +27,7 @@ MANY_KEYS = 1024
 
 
 def value_columns(d: int, dv: int, itemsize: int) -> int:
-    """Return the columns of a tile of values in the forward pass: ``dv``, and masked ones.
+    """Return the columns of a tile of values in the forward pass: ``dv`` and masked ones.
 
     A row of 16-bit values gets at least as many bytes as a row of keys, up to 128, so that both
     have the same layout in shared memory. If the layouts differ and rows are aligned to 2 bytes
@@ -97,12 +97,12 @@ def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
 
 
 def walk_shares(band: Band, programs: int, rows: int, processors: int) -> int:
-    """Return how many programs share a key tile, to add up dk and dv over up to ``rows`` queries.
+    """Return how many programs share a key tile, which up to ``rows`` rows (query, head) see.
 
     With a window, all key tiles are seen by about equally many queries, so two programs for each
     multiprocessor are enough (four for packed sequences, whose lengths differ). Without a window,
     the first key tile is seen by all queries, and the last by hardly any. Small shares make the
-    programs more equal, but shares below 256 queries cost more to add up than they save.
+    programs more equal, but shares below 256 rows cost more to add up than they save.
     """
     if band.window:
         wanted, least = (2 if band.keys is None else 4) * processors // programs, 64

@@ -1,4 +1,4 @@
-"""Describe which keys a query sees, by numbers, or by tables for packed sequences."""
+"""Describe which keys a query sees: by numbers, or by tables made on the device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .kernels.geometry import band_tables_kernel
 class Band:
     """The keys that a query sees. A key covers ``block`` tokens, and keys begin ``stride`` tokens
     apart. A query sees the last ``window`` (0: all) of the keys whose tokens are all at or before
-    the query. Packed ``sequences`` have two int32 tables. ``keys`` [2,T] has the first key of each
-    query, and the end of the query's keys. ``queries`` [2,N] has the first query that sees each
-    key, and the end of these queries."""
+    the query. Packed ``sequences``, and queries after cached tokens, have int32 tables. ``keys``
+    [2,T] has the first key of each query, and the end of the query's keys. ``queries`` [2,N], for a
+    backward, has for each key the first query that sees the key, and the end of these queries."""
 
     block: int
     stride: int
@@ -73,7 +73,7 @@ def packed_band(
 class Behind:
     """Queries that are the last tokens of their sequences, after ``first`` other tokens.
 
-    Packed sequences have ``cu_queries`` and ``cu_tokens`` instead of ``first``. They are int32
+    Packed sequences have ``cu_queries`` and ``cu_tokens`` instead of ``first``. These are int32
     [sequences + 1], and say where the queries and the tokens of each sequence begin.
     """
 

@@ -14,7 +14,7 @@ ROWS, GROUPS = 64, 2
 KEYS, SLOTS = 128, 2
 """Keys of a tile, and tiles in shared memory at once."""
 REGISTERS = 240
-"""Registers of a thread that computes. The warp that copies gets the rest of 64 Ki registers."""
+"""Registers of a thread that computes. They leave 4 Ki of 64 Ki registers to the copying warp."""
 HEAD_DIM = 128
 LEAST_PIECES, LEAST_KEYS = 3, 64
 """The fewest pieces (128 queries of a head) for each multiprocessor, and the fewest keys. Below

@@ -21,7 +21,7 @@ TILE = 64
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, band: Band) -> bool:
     """Return whether the kernels for Hopper take these tensors. The kernel of dq also needs
-    ``in_pairs``, the other ``fills_device``. ``grad`` [B,T,HQ,D] is the gated sum's gradient."""
+    ``in_pairs``, that of dk and dv ``fills_device``. ``grad`` [B,T,HQ,D] is the sum's gradient."""
     return grad.dtype == q.dtype and in_rows(grad) and hopper.fits(q, k, v, band)
 
 

@@ -1,8 +1,8 @@
 """The window and compression branches as the paper defines them (arXiv 2502.11089).
 
-Both compute equation 2. The window branch uses the last ``window`` keys (section 3.3.3). The
-compression branch uses the compressed keys whose tokens are all at or before the query (equation
-7).
+Both branches compute equation 2. The window branch uses the last ``window`` keys (section 3.3.3).
+The compression branch uses the compressed keys whose tokens are all at or before the query
+(equation 7).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def complete(tokens: int, k_cmp: torch.Tensor, block: int, stride: int) -> torch
 def weights(
     q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the softmax [B, HQ, T, N] over keys ``seen`` (bool [T, N]), 0 if none, and the lse."""
+    """Return weights [B, HQ, T, N], 0 for keys that are not ``seen`` [T, N], and lse [B, T, HQ]."""
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     of_heads = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     logits = torch.einsum("bthd,bnhd->bhtn", q, of_heads) * scale

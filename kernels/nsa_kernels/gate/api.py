@@ -1,8 +1,8 @@
-"""``selection_attention``: the one call a model makes, and the custom operator behind it.
+"""``selection_attention``, which a model calls, and its custom operator.
 
 In eager mode the launcher is called directly, since torch's dispatcher is slow. Under
 torch.compile a call without a gradient becomes the operator ``nsa_kernels::selection_attention``,
-which chooses kernel or fallback when it runs. With a gradient, the choice is made in the trace.
+which chooses kernel or fallback when it runs. With a gradient, the choice is made while tracing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def selection_attention(
     policy: Policy | None = None,
     selected_len: int | None = None,
 ) -> torch.Tensor:
-    """Attention of each row's h queries over the union of the row's spans.
+    """Attend with each row's h queries to the union of the row's spans.
 
     A policy chooses the kernel or the fallback, which is ``packed_sdpa``.
 
@@ -84,8 +84,8 @@ def _default_always() -> bool:
     return policy.off is None and policy.always
 
 
-# This does what the decorator `torch.compiler.assume_constant_result` does. The decorator imports
-# the compiler, which would add 0.9 s to every import of this package.
+# This line does what the decorator `torch.compiler.assume_constant_result` does. The decorator
+# would import the compiler whenever this package is imported.
 vars(_default_always)["_dynamo_marked_constant"] = True
 
 
@@ -140,7 +140,7 @@ def _route(
 
 
 def _regime(q: torch.Tensor, *, compiled: bool) -> str:
-    """Return the regime of a call. It is ``graph`` if a compiled program is being captured."""
+    """Return the regime of a call. It is ``graph`` in any capture, also of a compiled program."""
     made = mode(q)
     if made is Mode.CAPTURED:
         return "graph"

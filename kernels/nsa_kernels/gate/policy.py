@@ -63,13 +63,13 @@ class Policy:
         enabled: False means that the kernel is never used.
         min_len: smallest selected length at which the kernel is used: one number, or one for each
             GPU name as CUDA reports it. None means never, also for a GPU that is not listed.
-        by_regime: thresholds of some regimes (``REGIMES``), which replace ``min_len`` in them.
-            Calls from Python need a higher threshold than a graph if the host limits their speed.
+        by_regime: thresholds of some regimes (``REGIMES``), which replace ``min_len`` there. Calls
+            from Python need a higher threshold than a graph if the host limits their speed.
         group_kernels: False avoids kernels that take all heads of a group at once. All kernels for
             ranges take them at once, so packed SDPA is used instead.
         force: use the kernel whatever the thresholds say.
-        on_error: "raise" lets an error in the kernel through; "fallback" counts it, logs it once
-            and uses packed SDPA.
+        on_error: "raise" lets an error in the kernel through; "fallback" counts it, logs the first
+            one and uses packed SDPA.
         debug_timing, debug_compare, debug_shapes: log the time of each call, its largest
             difference from packed SDPA, or each new shape. The first two wait for the device.
     """
@@ -155,10 +155,10 @@ class Policy:
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Policy:
         """Return the policy that the ``NSA_*`` variables describe.
 
-        ``NSA_USE_TRITON_SEL``, ``NSA_SEL_TRITON_MIN_L``, ``NSA_SEL_TRITON_GROUP``,
-        ``NSA_TRITON_SEL_FORCE``, ``NSA_DEBUG_TIMING``, ``NSA_DEBUG_COMPARE``,
-        ``NSA_DEBUG_SHAPES``. Flags are 0/1, true/false, yes/no or on/off. An empty variable counts
-        as not set.
+        These are ``NSA_USE_TRITON_SEL``, ``NSA_SEL_TRITON_MIN_L``, ``NSA_SEL_TRITON_GROUP``,
+        ``NSA_TRITON_SEL_FORCE``, ``NSA_DEBUG_TIMING``, ``NSA_DEBUG_COMPARE``, ``NSA_DEBUG_SHAPES``.
+        ``NSA_SEL_TRITON_MIN_L`` is a whole number. All others are 0/1, true/false, yes/no or
+        on/off. An empty variable counts as not set.
 
         Raises:
             ValueError: a variable has another value.

@@ -32,7 +32,7 @@ def count_fallback(reason: str, regime: str, error: BaseException | None = None)
 
 
 def routing_report() -> dict[str, Any]:
-    """Count the calls of ``selection_attention`` that the kernel served, and the fallbacks.
+    """Return how many calls of ``selection_attention`` the kernel and packed SDPA served, and why.
 
     Returns:
         - ``kernel``: calls served by the kernel; ``fallback``: calls served by packed SDPA;

@@ -29,7 +29,7 @@ def packed_sdpa(
     sm_scale: float | None = None,
     selected_len: int | None = None,
 ) -> torch.Tensor:
-    """``selection_ranges`` without custom kernels: any device, differentiable, no synchronisation.
+    """Compute ``selection_ranges`` by torch operations, differentiably, on any device.
 
     Args:
         q, k, v, ranges, sm_scale: as ``selection_ranges``; also float64, and any head dim.
@@ -117,7 +117,8 @@ def _attend(
     size: tuple[int, int],
     sm_scale: float | None,
 ) -> torch.Tensor:
-    """Attend with rows of h queries to ``width`` packed keys. index, mask: [rows, width]."""
+    """Attend with rows of h queries to ``width`` keys. index: [rows * width], mask: [rows,
+    width]."""
     (rows, width), (h, d), dv = size, q.shape[3:], v.shape[3]
     out = scaled_dot_product_attention(
         # Queries of empty rows become 0. The backward recomputes weights from float32 logits and
@@ -135,8 +136,7 @@ def _attend(
 def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return rows ``index`` of x, from a float32 copy if a gradient is needed.
 
-    torch adds up the gradients of a row in the dtype of x. In bfloat16 the sum may be off by
-    several per cent.
+    torch adds up the gradients of a row in the dtype of x. A sum in bfloat16 may be inaccurate.
     """
     if torch.is_grad_enabled() and x.requires_grad and x.element_size() < 4:
         return x.float().index_select(0, index).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Register the kernels as nsabench candidates.
+"""Register the kernels as implementations in nsabench.
 
 The entry point of ``nsabench.implementations`` names this module. Nothing else imports nsabench.
 The order of the functions is the order in runs and tables.
@@ -51,7 +51,7 @@ def rows_group(
 def rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
-    """Run one program for each head. This is kept for comparison."""
+    """Run one program for each head. This kernel is kept for comparison."""
     return nsa_kernels.selection_rows_per_head(q, k, v, sm_scale=sm_scale)[0]
 
 
@@ -192,8 +192,8 @@ def compressed_with_scores(
 
 
 def _reads(**branches: tuple[int, int]) -> str:
-    """Describe how many keys a key head reads in each branch, and should read. It should read all
-    complete compressed keys, n blocks (the last one up to the token), and the window."""
+    """Describe how many keys a key head reads in each branch, and how many are expected. These are
+    all complete compressed keys, n blocks (the last one up to the token), and the window."""
     if len(branches) > 1:
         counted, expected = (sum(counts) for counts in zip(*branches.values(), strict=True))
         branches["total"] = (counted, expected)

@@ -225,7 +225,7 @@ def causal_mask(
     batch_size: int = 1,
     **others: Any,
 ) -> torch.Tensor | None:
-    """Return the mask of a forward for Transformers: None if it is causal, as NSA always is.
+    """Return the mask of a forward for Transformers: None if it is causal, since NSA always is.
 
     If Transformers has detected packed sequences, return an empty mask, which ``attention_forward``
     takes only with ``cu_seq_lens_q``. In a compiled graph, return one bool instead: True if no
@@ -294,10 +294,10 @@ def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: 
 def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
     """Raise ValueError unless positions ascend by 1. In packed sequences, they begin again.
 
-    With a cache, which is the default, Transformers makes no mask for packed sequences. So they
-    would be computed as one sequence. All layers of a forward share the positions. They are read
-    from the device once in each forward (in inference mode, once in each layer), and never in a
-    compiled or captured graph. Positions with three axes, as for images, are not checked.
+    With a cache, which is the default, Transformers makes no mask for packed sequences. So packed
+    sequences would be computed as one sequence. All layers of a forward share the positions. They
+    are read from the device once in each forward (in inference mode, once in each layer), and never
+    in a compiled or captured graph. Positions with three axes, as for images, are not checked.
     """
     if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
         return
@@ -425,7 +425,7 @@ def _with_backward(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Return the last rows of a prefill: what ``_decode`` returns, but differentiable."""
+    """Return the end [B, Tq, HQ, Dv] of a prefill whose earlier queries are 0, differentiably."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

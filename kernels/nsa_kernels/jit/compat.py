@@ -55,8 +55,8 @@ def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
     return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
 
 
-# These functions are defined twice so that they do not read INTERPRETED: in every launch, Triton
-# compares each global that a kernel reads with its earlier value. That takes 0.7 us.
+# These functions are defined twice so that they do not read INTERPRETED. In every launch, Triton
+# compares each global that a kernel reads with its earlier value, which takes host time.
 if INTERPRETED:
 
     @triton.jit

@@ -146,7 +146,7 @@ def merge_kernel(
 
 @triton.jit
 def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
-    """Program (TILE elements of dk | dv): add up their shares, in order."""
+    """Program (TILE elements of dk, followed by dv): add up their shares, in order."""
     offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = offset < share_stride
     total = tl.zeros([TILE], dtype=tl.float32)

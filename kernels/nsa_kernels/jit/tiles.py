@@ -1,4 +1,4 @@
-"""Device functions that forward kernels share: load a tile, update a softmax, store a row.
+"""Device functions that kernels share: load a tile, update a softmax, store a row.
 
 Logits are in the log2 domain (scaled by ``sm_scale * log2(e)``) so that ``exp2`` can be used; the
 LSE that leaves a kernel is the natural logarithm.
@@ -13,8 +13,8 @@ from .compat import dot, narrow, tl, triton
 def load_tile(
     base, index, stride, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Load rows ``index`` (int64) of a matrix: ``WIDTH`` columns, padded with zeros to ``BLOCK``.
-    If MASKED, rows that are not ``valid`` are zeros."""
+    """Load rows ``index`` of a matrix: ``WIDTH`` columns, padded with zeros to ``BLOCK``. If
+    MASKED, rows that are not ``valid`` are zeros."""
     cols = tl.arange(0, BLOCK)
     ptrs = base + index[:, None] * stride + cols[None, :]
     if MASKED:

@@ -37,7 +37,7 @@ def kind(x: Any) -> str:
 
 
 def check_whole(op: str, name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Raises ValueError unless ``value`` is a whole number from ``least`` to ``most``."""
+    """Raise ValueError unless ``value`` is a whole number from ``least`` to ``most``."""
     if type(value) is int and value >= least and (most is None or value <= most):
         return
     whole = isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
@@ -59,7 +59,7 @@ def softmax_scale(op: str, q: torch.Tensor, sm_scale: float | None) -> float:
 
 
 def check_scale(op: str, sm_scale: Any) -> None:
-    """Raises ValueError for a scale that is neither None nor a positive number."""
+    """Raise ValueError for a scale that is neither None nor a positive number."""
     if sm_scale is None or (type(sm_scale) is float and 0 < sm_scale < inf):
         return
     number = isinstance(sm_scale, (Real, torch.SymFloat)) and not isinstance(sm_scale, bool)
@@ -167,7 +167,7 @@ def check_int32(op: str, name: str, x: Any) -> None:
 
 
 def check_lengths(op: str, name: str, lengths: Any, like: torch.Tensor) -> None:
-    """Raises TypeError or ValueError unless ``lengths`` is int32 [B], for the B entries of
+    """Raise TypeError or ValueError unless ``lengths`` is int32 [B], for the B entries of
     ``like``."""
     check_int32(op, name, lengths)
     require(
@@ -180,7 +180,7 @@ def check_lengths(op: str, name: str, lengths: Any, like: torch.Tensor) -> None:
 def check_block_table(
     op: str, block_table: Any, cache_seqlens: torch.Tensor | None, like: torch.Tensor
 ) -> None:
-    """Raises TypeError or ValueError unless ``block_table`` is int32 [B, n], for the B entries of
+    """Raise TypeError or ValueError unless ``block_table`` is int32 [B, n], for the B entries of
     ``like``, and lengths are given."""
     check_int32(op, "block_table", block_table)
     require(
@@ -206,7 +206,7 @@ def check_room(op: str, tokens: int) -> None:
 
 
 def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
-    """Raises ValueError unless ``stride`` divides ``block`` and ``block_size``."""
+    """Raise ValueError unless ``stride`` divides ``block`` and ``block_size``."""
     for name, size in (("block", block), ("stride", stride), ("block_size", block_size)):
         if type(size) is not int or size > MAX_TOKENS:
             check_whole(op, name, size, 1, MAX_TOKENS)

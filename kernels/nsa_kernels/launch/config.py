@@ -1,9 +1,9 @@
-"""Choose launch configurations by the device and the shape class, without a measurement.
+"""Choose launch configurations by the device and the class of the shape, without a measurement.
 
 Rules replace autotuning at run time. So the first call needs no trials, and two runs on one GPU
 agree bit for bit. The rules come from sweeps on an H200 (notes/rows.md). They adapt to other
 devices by the number of multiprocessors and the bytes of shared memory. If ``python -m
-nsa_kernels.tune`` has found a better tile for a class, that tile is used instead of the rule's.
+nsa_kernels.tune`` has found a better tile for a class of shapes, that tile is used instead.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def crowd_of(programs: int, processors: int) -> str:
 
 
 def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
-    """Return the name of a class of shapes that share a tile. A program has ``length`` keys."""
+    """Return the name of a class of shapes that share a tile. ``length``: the keys of a program."""
     reach = min(max(next_power_of_2(length), 64), 2048)
     return f"{op}-{crowd}-{'narrow' if narrow else 'wide'}-{reach}"
 
@@ -117,7 +117,7 @@ def class_name(op: str, crowd: str, narrow: bool, length: int) -> str:
 def class_tile(
     name: str, rule: Tile, itemsize: int, device: torch.device, given: Given
 ) -> tuple[Tile, bool]:
-    """Return ``given`` if it is a tile, else a tuned tile or ``rule``, and whether it is tuned.
+    """Return ``given`` if it is a tile, else a tuned tile or ``rule``, and whether that is tuned.
 
     Only 16-bit inputs have tuned tiles, and RULE as ``given`` skips them.
     """

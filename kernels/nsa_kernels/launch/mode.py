@@ -24,7 +24,7 @@ class Mode(enum.Enum):
 
 
 def traced(x: torch.Tensor) -> bool:
-    """Return whether ``mode(x)`` is TRACED. This takes 0.1 us, since captures are not looked up."""
+    """Return whether ``mode(x)`` is TRACED. This is fast, since captures are not looked up."""
     return (
         type(x) not in _WITH_VALUES
         or torch.compiler.is_dynamo_compiling()

@@ -16,7 +16,7 @@ and calls the compiled kernels.
 A call is never replayed
 
 - if a gradient is wanted, if a profiler or hook watches launches, or in a torch.func transform;
-- if an argument has a keyword, or is not a plain tensor, a number or None;
+- if an argument is given by keyword, or is not a plain tensor, a number or None;
 - if it does more than launch kernels on its arguments and on memory from ``torch.empty``.
 """
 

@@ -21,12 +21,11 @@ blocks. TMA copies a part in boxes of PANEL columns."""
 Q_SLOTS = 4
 """The number of heads whose queries are in shared memory at once."""
 REGISTERS = 240
-"""Registers of a thread that computes. The warp that copies gets the rest of 64 Ki registers."""
+"""Registers of a thread that computes. They leave 4 Ki of 64 Ki registers to the copying warp."""
 HEAD_DIM, BLOCK, STRIDE = 128, 32, 16
 LEAST_PIECES = 2
 """The fewest pieces of work of a batch entry for each multiprocessor. With fewer, the Triton kernel
-is faster: its tiles are smaller and spread more evenly. On an H200, 4,096 tokens and 4 key heads
-give this number. The kernel was measured from 8,192 tokens, which give three times as many."""
+is faster: its tiles are smaller and spread more evenly."""
 LEAST_KEYS = PARTS
 """The fewest keys, so that each part has one."""
 
@@ -75,7 +74,7 @@ def launch_scores(
     sm_scale: float,
 ) -> None:
     """Fill the visible scores [B,T,H,ceil(T / 64)], by one launch for each batch entry; lse is
-    [B,HQ,T]. Blocks that begin after a query get no score: clear ``scores`` first to get 0."""
+    [B,HQ,T]. Scores of blocks that begin after a query are not written: clear ``scores`` before."""
     from .kernels.hopper import block_scores_hopper_kernel  # fails in some versions of Triton
 
     t, hq, d = q.shape[1:]

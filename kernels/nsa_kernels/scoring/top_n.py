@@ -103,7 +103,7 @@ def _launch(
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """A program takes ``rows`` rows in turn. A row's scores are cut into groups of ``members``."""
+    """A program takes ``rows`` rows in turn. A group of a row's scores has ``members`` scores."""
 
     members: int
     rows: int
@@ -146,7 +146,7 @@ def launch_top_n(
         positions: int32 [B], numbers added to ``first_position``. Queries before 0 select
             nothing, and queries after ``last_position`` select what a query there selects.
         cu_tokens: int32 [sequences + 1], only with ``cu_seqlens``. Then the queries are the last
-            tokens of their sequences, and spans are counted from the first token of all sequences.
+            tokens of their sequences, and spans count from the first sequence's first token.
     """
     b, t, h, n_blocks = scores.shape
     check_device("select_blocks", scores)

@@ -75,7 +75,7 @@ def decode_compressed(
     stride: int = 16,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compression branch: q [B,HQ,D] over the keys of k_cmp, v_cmp [B,H,Nc,...].
+    """Attend with q [B,HQ,D] to the compressed keys of k_cmp, v_cmp [B,H,Nc,...].
 
     Args:
         cache_seqlens: int32 [B], the number of tokens of each entry. Only keys that end within an
@@ -137,11 +137,11 @@ def decode_window(
     window: int,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
+    """Attend with q [B,HQ,D] to the last ``window`` keys of k, v [B,H,S,...].
 
     Args:
         cache_seqlens: int32 [B], the number of tokens of each entry, at most S. The window ends
-            with the last of them. The values stay on the device. None: all entries have S tokens.
+            with the last token. The values stay on the device. None: all entries have S tokens.
         block_table: int32 [B, n] of a paged cache, as in ``decode_step``.
 
     Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf for an entry without a token.
@@ -178,7 +178,7 @@ def decode_selected(
     selected_len: int | None = None,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
+    """Attend with q [B,HQ,D] to the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
 
     Args:
         cache_seqlens: int32 [B], the number of tokens of each entry, at most S. Spans are clamped
@@ -275,7 +275,7 @@ def decode_scores(
 
     Args:
         q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
-        n_blocks: selection blocks of the context.
+        n_blocks: number of selection blocks of the context.
         cache_seqlens: int32 [B], the number of tokens of each entry. Compressed keys that end after
             these tokens are ignored. The values stay on the device. None: all keys count.
 

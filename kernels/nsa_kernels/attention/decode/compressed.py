@@ -23,7 +23,7 @@ LINE = 16
 """The logits of each head begin at a multiple of this, so that kernels load and store vectors."""
 
 LEAST_SHARE = 128
-"""The fewest keys of a share, which one program attends to. It is a multiple of every tile."""
+"""The fewest keys of a share, which one program takes: a multiple of the keys of every tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def launch_compressed(
 
     With ``lengths``, the rows of an entry see the keys that end within the entry's tokens, at most
     L keys. If rows are split, the shares then have a ``table``. Logits are fp32 [N, H, L rounded up
-    to LINE], undefined past the keys of a row, and everywhere if not ``with_logits``.
+    to LINE], undefined past the keys of a row, or any tensor if not ``with_logits``.
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]

@@ -1,4 +1,4 @@
-"""Block scores of one token, from compressed keys and its LSE over them, or from stored logits."""
+"""Block scores of one token, from the compressed keys and the LSE, or from stored logits."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def decode_spans_config(
     """Return the configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
 
     Rows are split so that each multiprocessor gets two programs. If there are too many rows for
-    that, each is split in three. The longest row has at least 128 keys in each split. Unsplit, the
-    short rows of windows would end early, and the long rows of selections would run on alone.
+    that, each is split in three. The longest row gets at most one split for each 128 keys. If rows
+    were not split, short rows would end early, and long rows would run on alone.
     """
     limits = device_limits(device)
     share = 2 * limits.processors // (rows * cdiv(h, 64))
@@ -130,7 +130,7 @@ def run_step(
     context = _check(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, n_selected)
     if cache_seqlens is not None:
         cache_seqlens = cache_seqlens.contiguous()
-    # A larger window would overflow int32 in kernels.
+    # A larger window could overflow int32 in kernels.
     window = min(window, context)
     b, hq, d = q.shape
     h = k.shape[1]

@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), forward and backward.
 
 Both are bound by memory: for each row of gates they move four rows of Dv elements. The backward
-here is only for the gates. The backward of each branch multiplies the sum's gradient by the gate.
+here is only for the gates. The backward of each branch multiplies the sum's gradient by its gate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sum_branches_kernel(
     dv = tl.arange(0, BLOCK_DV)
     offset = row[:, None] * DV + dv[None, :]
     mask = real[:, None] & (dv[None, :] < DV)
-    # All loads come before the first product, so that they are in flight at once.
+    # All branches are loaded before the first product, so that the loads overlap.
     compressed = tl.load(cmp_ptr + offset, mask=mask, other=0.0)
     selected = tl.load(sel_ptr + offset, mask=mask, other=0.0)
     near = tl.load(win_ptr + offset, mask=mask, other=0.0)

@@ -2,12 +2,12 @@
 
 ``rest`` (FlashAttention's delta) is what the backward of softmax subtracts from the gradient of
 each weight: rowsum(out * d_out) minus the gradient of the LSE. If the branch is part of a gated
-sum, ``grad`` is the gradient of the sum. Then an earlier launch makes ``rest`` and the gradient of
-the gate, and the weights are multiplied by the gate.
+sum, ``grad`` is the gradient of the sum. Then ``rest`` is the gradient of the gate, which an
+earlier launch makes, and the kernels multiply the weights or dQ by the gate.
 
-One launch makes dQ and, if not gated, ``rest``, with one program for each query tile. Another makes
-dK and dV, with one program for each key tile. If there are few key tiles, several programs share
-each tile, and a last launch adds up their sums.
+One launch makes dQ and, if not gated, ``rest``, with one program for each query tile of a head.
+Another launch makes dK and dV, with one program for each key tile of a head. If there are few key
+tiles, several programs share each tile, and a last launch adds up their sums.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def band_dq_kernel(
 
 
 # Unlike kernels with ``geometry.KEYS``, this one may specialise N: N = 1 removes no loop here, so
-# ptxas does not crash. If 16 divides N, the loop is 14 instructions shorter (D = 128, sm_90).
+# ptxas does not crash. If 16 divides N, the specialised loop is shorter.
 @triton.jit
 def band_dkv_kernel(
     q_ptr,
@@ -224,13 +224,13 @@ def band_dkv_kernel(
         lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
         s = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
         s = dot(k, tl.trans(q), s)
-        # Queries past ``end`` add nothing, since they and their gradients are loaded as zeros.
+        # Queries from ``end`` add nothing, since q and grad are loaded as zeros there.
         seen = keys[:, None] < hi[None, :]
         if WINDOWED or PACKED:
             seen = seen & (keys[:, None] >= lo[None, :])
         p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
         if GATED:
-            # Multiply the weights by the gate, since they are in registers already.
+            # Multiply the weights by the gate, and not grad, since the weights are in registers.
             p = p * tl.load(gate_ptr + rows, mask=inside, other=0.0)[None, :]
         dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc)
         dp = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)

@@ -28,7 +28,7 @@ def queries_behind_kernel(
     """Program (TILE queries): store lo and hi [T]. Query t sees the keys lo[t] to hi[t] - 1.
 
     ``first`` tokens come before query 0. If PACKED, cu_tokens says instead where the tokens of each
-    sequence begin, the last of which are queries. Queries in no sequence see no key.
+    sequence begin, and the last of these tokens are the queries. Queries in no sequence see no key.
 
     lo and hi never decrease. Values of cu_keys, lo and hi are clamped to [0, N].
     """

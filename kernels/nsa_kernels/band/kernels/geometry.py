@@ -3,8 +3,8 @@
     hi(t) = min(N, max((t + 1 - BLOCK) // STRIDE + 1, 0))      lo(t) = max(hi(t) - window, 0)
 
 A sliding window has BLOCK = STRIDE = 1. The compressed keys of NSA are a band without a window: a
-query sees a key once it has passed all BLOCK tokens of the key. Packed sequences are also a band,
-whose ``lo`` and ``hi`` are read from tables.
+query sees a key if all BLOCK tokens of the key are at or before the query. Packed sequences are
+also a band, whose ``lo`` and ``hi`` are read from tables.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tiles_of(
     PACKED: tl.constexpr,
 ):
     """Return bounds (begin, whole, partial, behind) of the keys that the queries ``first`` to
-    ``last`` see. The first tile of these keys begins at ``begin``, and the keys end before
+    ``last`` see. The first tile of these keys begins at ``begin``, and the last key is before
     ``behind``. All of the queries see all keys from ``whole`` to ``partial`` - 1."""
     lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)

@@ -148,7 +148,7 @@ def softmax(
     LAYOUT: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """Return the weights of logits, the new maximum, the factor for earlier sums, and the sum.
+    """Return weights of logits, the new maximum, the factor for earlier sums, the sum of weights.
 
     EDGES is 0 if the tile needs no mask, since every query sees every key. It is 1 if the tile
     needs a mask at the end of each query's keys, and 2 if also at the beginning.

@@ -1,10 +1,10 @@
 """dK and dV of attention under a band (`geometry.py`) in a gated sum, for Hopper, in Gluon.
 
 One warp copies and two warp groups compute, as in the forward (`hopper.py`). Each warp group adds
-up dK and dV of 64 keys. The copying warp goes over the queries that see some of the 128 keys, in
-tiles of 64, for all query heads of a key head. If several programs take the same keys, each has a
-share of these steps. Queries and gradients are copied by TMA, and the LSE, ``rest`` (`backward.py`)
-and gate of each row without TMA. A warp group skips tiles that see none of its keys.
+up dK and dV of 64 keys. The copying warp goes over the queries that see some of the program's 128
+keys. A step is 64 queries of one of the heads that read these keys. If several programs take the
+same keys, each has a share of the steps. TMA copies q and the sum's gradient, but not LSE, gate and
+``rest`` (the gate's gradient). A warp group skips steps whose queries see none of its keys.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def walk_of(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Return the first key, the key head and the share of this program, and its steps.
+    """Return the first key, the key head, the share and the steps of this program.
 
     The steps are described by four numbers: the first query that sees some key, the number of query
     tiles, the first step, and the end of the steps.
 
     A step takes head ``step % GROUP`` of the group and tile ``step // GROUP``. Tile 0 has the last
     queries, so programs that run at the same time read about the same queries. Program 0 has the
-    first keys, because the most queries see them.
+    first keys, which the most queries see.
     """
     work = gl.program_id(0)
     share = work % shares
@@ -153,7 +153,7 @@ def step_of(
     MASKED: gl.constexpr,
 ):
     """Do step ``count`` of the program. If MASKED, some queries do not see all keys. ``start`` is
-    the first query that sees the first key, counted from the first query of the step."""
+    the first query that sees the group's first key, counted from the first query of the step."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     slot = count % SLOTS
     parity = count // SLOTS & 1
@@ -352,8 +352,8 @@ def band_hopper_dkv_kernel(
     """Program (key tile, key head, share), on one grid axis: write dk and dv [N, H*D].
 
     The share changes fastest. Tensors are of one batch entry. Boxes are TMA descriptors of q and
-    the sum's gradient [T, HQ*D], and of k and v [N, H*D]. lse (natural), rest and gate are [HQ, T].
-    Shares are ``share_stride`` elements apart.
+    the sum's gradient [T, HQ*D], and of k and v [N, H*D]. lse (natural), rest (dgate) and gate are
+    [HQ, T]. Shares are ``share_stride`` elements apart.
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])

@@ -2,9 +2,9 @@
 
 One warp copies and two warp groups compute, as in the forward (`hopper.py`). The two warp groups
 take the same 64 queries, each for one of two heads that read the same keys. A group first loads its
-queries and their gradients into registers, so that the next ones can be copied while it works. On
-the tensor cores it starts the logits of a tile, the products of gradients and values, and the dQ of
-the tile before. Meanwhile it computes the gradients of the logits.
+q and the sum's gradient into registers, so that the next can be copied while it works. On the
+tensor cores it starts the logits of a tile, the products of gradients and values, and the dQ of the
+tile before. Meanwhile it computes the gradients of the logits.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def step(
         dp = warpgroup_mma_wait(1, deps=[dp])
         mbarrier.arrive(v_empty.index(slot), count=1)
         made = p * (dp - rest[:, None])
-        # This also ends a basic block, before the wait for dQ.
+        # This wait also ends a basic block, before the wait for dQ.
         mbarrier.wait(k_ready.index(slot), parity)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(k_empty.index(before), count=1)
@@ -326,8 +326,8 @@ def band_hopper_dq_kernel(
     WINDOWED: gl.constexpr,
 ):
     """Program i of n takes the pieces of work i, i + n, ... of one batch entry: 64 queries of two
-    heads each. Boxes are TMA descriptors of q, the sum's gradient and dq [T, HQ*D], k and v
-    [N, H*D]. lse (natural), rest and gate are [HQ, T]. If ADDED, add dq to the values in memory."""
+    heads each. Boxes are TMA descriptors of q, the sum's gradient, dq [T, HQ*D], k, v [N, H*D]. lse
+    (natural), rest (dgate), gate: [HQ, T]. If ADDED, add dq to the values in memory."""
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype
     q_room = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D], q_box.layout)

@@ -79,7 +79,7 @@ def block_scores_kernel(
 ):
     """Program (query tile, BLOCKS blocks, batch and key head): write scores [B,T,H,n_blocks].
 
-    The keys of a tile come in CHUNKS chunks of KEYS keys. If PACKED, blocks and keys are counted
+    A program takes its keys in CHUNKS tiles of KEYS keys. If PACKED, blocks and keys are counted
     from the beginning of a query's sequence. If BEHIND, the queries are the last tokens of their
     sequences. Before them come ``first_position`` tokens, or in packed sequences all other tokens
     of the sequence. If VISIBLE, a program whose blocks all begin after its queries writes nothing.

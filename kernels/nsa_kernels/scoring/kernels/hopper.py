@@ -3,9 +3,9 @@
 Compressed keys cover two strides of tokens and begin one stride apart; a block has four strides.
 So block j shares 1, 2, 2, 2 and 1 strides with the keys 4j - 1 to 4j + 3.
 
-A tile is the 128 keys from 4b - 1, reordered: column 32s + i is key 4(b + i) - 1 + s. One thread
-then holds all terms of a block's sum, except the key that the block shares with the next block,
-which is in the next column. Block 31 of a tile has no next column, so a tile completes 31 blocks.
+A tile is the 128 keys from 4b - 1, where b is its first block. The keys are reordered: column
+32s + i is key 4(b + i) - 1 + s. So one thread holds all terms of a block's sum, except one: the key
+shared with the next block is in the next column. Block 31 has none: a tile completes 31.
 
 A piece of work is 64 queries of a key head's group and two adjacent tiles of keys. One warp copies,
 by TMA, these keys and the queries of each head into shared memory. Two warp groups each add up the
@@ -257,9 +257,9 @@ def score(
     D: gl.constexpr,
     Q_SLOTS: gl.constexpr,
 ):
-    """Do the work of warp group ``WHO``: the scores of one tile of keys in each piece. The group
-    is ``active`` in pieces whose queries see blocks of its tile; group 0 is in all. Each iteration
-    takes two heads, so that no logits are moved between registers."""
+    """Do the work of warp group ``WHO``: the scores of one tile of keys in each piece. The group is
+    ``active`` in pieces whose queries see blocks of its tile; group 0 is active in all pieces. Each
+    iteration takes two heads, so that no logits are moved between registers."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     zero = gl.full([ROWS, KEYS], 0.0, gl.float32, S_LAYOUT)

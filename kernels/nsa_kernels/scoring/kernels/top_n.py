@@ -1,10 +1,10 @@
 """The kernel that chooses blocks by their scores.
 
-A row of scores is cut into groups, and the highest score of each group is kept. A round takes the
-highest of these scores, reads the score's group again (from L1), and replaces the score by the next
-highest of the group. Blocks are taken by descending score, and at equal scores by index. So in this
-order, all blocks up to the last taken one are taken, and no list of them is needed. One warp does a
-row of up to 2,048 blocks, and a reduction over 32 lanes is one instruction.
+A row of scores is cut into groups, and the highest score of each group is kept. Each iteration
+takes the highest of these scores, reads the score's group again (from L1), and replaces the score
+by the next highest of the group. Blocks are taken by descending score, and at equal scores by
+index. So in this order, all blocks up to the last taken one are taken, and no list of them is
+needed. One warp does a row of up to 2,048 blocks, and a reduction over 32 lanes is one instruction.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def select_blocks_kernel(
 
     If PACKED, positions are counted from the beginning of the query's sequence.
     If BEHIND, the queries of a sequence are the last of its tokens, and spans are counted from the
-    first token of all sequences.
+    first token of the first sequence.
     If POSITIONS, each batch entry adds a number to its positions, and positions after
     ``last_position`` count as ``last_position``. A query at a position below 0 selects nothing.
     If WITH_WINDOW, there is one query, and the result is [B,2,H,COUNT,2]. The only span in its

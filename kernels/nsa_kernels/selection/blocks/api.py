@@ -1,7 +1,7 @@
 """``block_selection_attention``: every query attends to the blocks of keys that it chose.
 
 Forward, backward and plan are custom operators, so torch.compile sees each of them as one call. The
-backward shares the plan, and layers with the same selection can share it.
+backward uses the forward's plan, and layers with the same selection can share a plan.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def block_selection_attention(
         q: [B, T, HQ, D], float16, bfloat16 or float32 (float64: the plain torch path, for tests).
         k: [B, T, H, D]. v: [B, T, H, Dv]. D and Dv in 16..256, HQ a multiple of H.
         block_indices: int32 [B, T, H, S], counted from the start of the query's sequence. Negative
-            indices, blocks in the future and repetitions within a row are ignored.
+            indices, blocks that begin after the query and repetitions within a row are ignored.
         block_size: keys in a block, a power of two in 16..128.
         sm_scale: factor on q.k, positive; 1/sqrt(D) when None.
         cu_seqlens: int32 [sequences + 1], if B = 1 and several sequences are packed along T. Its
@@ -64,8 +64,8 @@ def block_selection_attention(
         float32 [B, T, HQ] (natural log; -inf without a key).
 
     Raises:
-        TypeError, ValueError: arguments or the plan do not fit, the workspace is
-            too small for one chunk, or tiles are too large for the GPU's shared memory.
+        TypeError, ValueError: arguments or the plan do not fit, the workspace is too small for one
+            chunk of tokens, or tiles are too large for the GPU's shared memory.
     """
     without_values = traced(q)
     grad = wants_gradient(q, k, v)
@@ -82,7 +82,7 @@ def block_selection_attention(
         return (out, lse) if return_lse else out
     shape = shape_of(q, k, v, block_indices.shape[3], block_size)
     if shape.n == 0:
-        # An empty result, which autograd connects to the inputs.
+        # Return an empty result that autograd connects to the inputs.
         out = q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum() for x in (q, k, v))
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else out
     if grad and not without_values:

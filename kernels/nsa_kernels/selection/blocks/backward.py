@@ -48,7 +48,7 @@ def block_major_backward(
     Args:
         out, lse: of the forward, [N, HQ, Dv] and [N, HQ], contiguous; do: [N, HQ, Dv].
         heads: how many KV heads a launch takes.
-        gated: tensors [N, HQ]. With them, ``do`` is the gated sum's gradient; ``out`` is not read.
+        gated: gate, rest [N, HQ]. Then ``do`` is the gated sum's gradient; ``out`` is not read.
         onto: contiguous gradients of k and v, to which dk and dv are added, and which are returned.
     """
     n, hq, d = q.shape

@@ -48,7 +48,7 @@ def check_blocks(
     for name, x in (("q", q), ("k", k), ("v", v), ("block_indices", index)):
         require(
             min(x.shape[:2]) <= 1 or x.stride(0) == x.shape[1] * x.stride(1),
-            f"{op}: batch and time of {name} must follow one another in memory; use .contiguous()",
+            f"{op}: batch entries of {name} must be adjacent in memory; use .contiguous()",
         )
     if cu is not None:
         check_int32(op, "cu_seqlens", cu)

@@ -156,7 +156,7 @@ def _backward_bytes(shape: BlockShape, rows: int) -> int:
 
 
 def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int]) -> int:
-    """Return the rows of a tile: the most up to 64 (fp32: 32) that fit, but at least a group.
+    """Return the rows of a tile: the most up to 64 (fp32: 32) that fit, at least a group's heads.
 
     Raises:
         ValueError: even the fewest rows do not fit.
@@ -218,7 +218,7 @@ def _too_small(cap: int, need: int) -> ValueError:
 
 
 def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
-    """Return the most heads at once (at least one) that leave room for chunks of 1,024 tokens."""
+    """Return the workspace of the most heads (at least one) that allow chunks of 1,024 tokens."""
     entry = shape.group * (shape.dv * shape.dtype.itemsize + 4)
     left = cap - shape.plan_bytes
     if left < 32 * shape.s * entry:

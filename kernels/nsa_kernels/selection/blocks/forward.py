@@ -2,10 +2,10 @@
 
 In the block-major forward, a program loads one block of keys, for queries that chose the block.
 Query-major loops read K and V of every chosen block from L2 for every query, which limits their
-speed. Here K and V of a block are read once for each work item, which is up to ``queries`` queries
-that chose the block. The price is a partial result of ``G * Dv`` values for each (query, block),
-which is written and read once. The partial results of a chunk of tokens are merged by their LSEs
-before the next chunk overwrites them. So the workspace has the size of one chunk.
+speed. The block-major forward reads K and V once for each work item, which is up to ``queries``
+queries that chose the block. The price is a partial result of ``G * Dv`` values for each (query,
+block), which is written and read once. The partial results of a chunk of tokens are merged by their
+LSEs before the next chunk overwrites them. So the workspace has the size of one chunk.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _main(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the kernel of the main launch, with its constants and options.
 
-    Both kernels take the same arguments. The one in Gluon fixes the numbers of rows and warps.
+    Both kernels take the same arguments. The kernel in Gluon fixes the numbers of rows and warps.
     """
     hq, d = q.shape[1:]
     h, dv = v.shape[1:]
@@ -142,7 +142,7 @@ def query_major_forward(
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
-    """Fill ``out`` and ``lse`` as ``block_major_forward`` does, without a plan and a merge.
+    """Fill ``out`` and ``lse`` as ``block_major_forward`` does, without a plan or a merge.
 
     A program takes the query heads of a token and a KV head, and reads every block that the token
     chose. This is faster if there are few tokens (decode, short prompts), or if groups are large.

@@ -17,7 +17,7 @@ def naive_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return out [B, T, HQ, Dv] and lse [B, T, HQ], like ``block_selection_attention``.
 
-    Its memory grows with T * T. ``out`` is differentiable in any floating dtype, ``lse`` is not.
+    Memory grows with T * T. ``out`` is differentiable in any floating dtype, ``lse`` is not.
     """
     length, heads = k.shape[1:3]
     group = q.shape[2] // heads

@@ -6,7 +6,7 @@ b + j``. For every chunk of tokens, KV head and bin, the index lists the tokens 
 in ascending order. So kernels add up in an order that does not depend on timing.
 
 The index is built on the device, and the host does not wait. Each (bin, token) has a bit. An atomic
-"or" sets these bits in any order. They are counted, and prefix sums give the place of each token.
+"or" sets bits in any order. The bits are counted, and prefix sums give each token's place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS = 32
 """The most tokens of a program of ``bins_kernel`` and ``entries_kernel``."""
 WARPS = 4
 CHOICES = 1024
-"""The most choices (tokens times S) of these programs, so that their code does not grow with S."""
+"""The most choices (tokens times S) of such a program: with a larger S, it takes fewer tokens."""
 SCAN = 4096
 """The most bins that a step of the prefix sum in ``first_kernel`` takes."""
 
@@ -129,7 +129,7 @@ def build_plan(
         chunk: tokens of a chunk, a multiple of 32.
         cleared: whether to set unused elements to 0. Kernels do not read these elements, but the
             results of an operator must not depend on uninitialised memory.
-        unique: whether no token chooses a block twice, as from ``launch_top_n``. Not checked.
+        unique: whether no token chooses a block twice, as from ``launch_top_n`` (not checked).
     """
     batch, length, heads, chosen = block_indices.shape
     device, tokens = block_indices.device, batch * length

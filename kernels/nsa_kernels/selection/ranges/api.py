@@ -37,7 +37,7 @@ def selection_ranges(
     selected_len: int | None = None,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each row's h queries over the union of the row's spans, differentiable.
+    """Attend with each row's h queries to the union of the row's spans, differentiably.
 
     Args:
         q: [B, S, G, h, D], float16, bfloat16 or float32, any strides.

@@ -31,7 +31,7 @@ from .kernels.backward import (
 from .spans import check_ranges, kernel_spans
 
 MAX_PLAN_BYTES = 1 << 30
-"""The most bytes of the lists of queries. If they need more, there are several rounds of tiles."""
+"""The most bytes of the lists of queries. If they need more, there are several launches."""
 LISTED_BYTES = 4 + 8
 """Bytes of a query in a list: the query's number, and a bit for each key of the tile."""
 

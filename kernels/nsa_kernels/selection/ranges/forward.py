@@ -102,7 +102,7 @@ def range_shares(
         DEPENDENT=dependent,
         PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
         num_warps=config.num_warps,
-        # Not pipelined: loads of keys that a search finds, and before Triton 3.2 of paged keys.
+        # Not pipelined: keys that a search finds and, before Triton 3.2, paged keys.
         num_stages=config.num_stages if pipelined else 1,
         **launch_options(dependent),
     )

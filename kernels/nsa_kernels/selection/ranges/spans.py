@@ -10,7 +10,7 @@ import torch
 from ...launch.sizes import next_power_of_2, strides
 
 MAX_IN_REGISTERS = 64
-"""The most spans of a row that a kernel itself makes disjoint. ``disjoint_spans`` takes more."""
+"""The most spans of a row that a kernel itself makes disjoint. If there are more, torch does it."""
 
 
 def check_ranges(

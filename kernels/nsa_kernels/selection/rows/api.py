@@ -46,7 +46,7 @@ def selection_rows(
     sm_scale: float | None = None,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each row's H queries over that row's own L keys.
+    """Attend with each row's H queries to that row's own L keys.
 
     Args:
         q: [N, H, D], float16, bfloat16 or float32, any strides.

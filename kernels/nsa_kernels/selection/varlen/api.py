@@ -46,7 +46,7 @@ def selection_varlen(
     max_seqlen: int | None = None,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each row's H queries over that row's slice of the packed keys.
+    """Attend with each row's H queries to that row's slice of the packed keys.
 
     Args:
         q: [N, H, D], float16, bfloat16 or float32, any strides.

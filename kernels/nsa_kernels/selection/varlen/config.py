@@ -35,8 +35,8 @@ def varlen_config(
 
     If rows fill the device, and none is over four times as long as the mean, no row is split. If
     rows fill the device but differ more, items have the mean length of rows, or twice that if the
-    longest is unknown. Limits ensure one to four programs for each multiprocessor. If rows do not
-    fill the device, they are split into about two programs for each multiprocessor.
+    longest is unknown. This length is kept within 1/4 to 1 of the keys for each multiprocessor. If
+    rows do not fill the device, they are split into about two programs for each multiprocessor.
     """
     limits = device_limits(device)
     programs = n * cdiv(h, 64)

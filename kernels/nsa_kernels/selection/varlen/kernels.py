@@ -64,7 +64,7 @@ def varlen_kernel(
     PDL: tl.constexpr,
 ):
     """Program (work item, head tile): attend to the item's keys. If WHOLE, an item is a row.
-    Otherwise, row n begins with item cu[n] // chunk + n, and may have several."""
+    Otherwise, row n begins with item cu[n] // chunk + n, and may have several items."""
     start_next_launch(PDL)
     item = tl.program_id(0)
     if WHOLE:

@@ -20,7 +20,7 @@ def naive_varlen(
     """Attend with row n of q [N, H, D] to the keys cu_seqlens[n] to cu_seqlens[n + 1] - 1.
 
     Returns:
-        out [N, H, Dv] and lse [N, H] in q's dtype, as ``naive_rows``. Reads cu_seqlens on the host.
+        out [N, H, Dv] and lse [N, H] in q's dtype, as ``naive_rows``. The host reads cu_seqlens.
     """
     none = naive_rows(q[:0], k[None][:0], v[None][:0], sm_scale=sm_scale)
     rows = [none] + [

@@ -119,7 +119,7 @@ def backward_kernel(
             if PAD_G != G:
                 real = real & (head < G)
             t = first_token + tl.load(entries_ptr + query, mask=real, other=0)
-            # 32 bits unless WIDE, to save registers, as in the forward.
+            # Use 32-bit offsets unless WIDE, to save registers, as in the forward.
             token = t
             if WIDE:
                 token = t.to(tl.int64)

@@ -149,8 +149,8 @@ def merge_kernel(
     """Program (rows, KV head): merge the partial results of rows (token, head) in order of choice.
 
     If GATED, add up the branches (compression, this one, window), weighted by gates [N,HQ,3], in
-    ``total_ptr``. That may be ``win_ptr``, since a row is read before it is written. If KEPT, write
-    out and lse.
+    ``total_ptr``, which may be ``win_ptr``, since a row is read before it is written. If KEPT,
+    write out and lse.
     """
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)

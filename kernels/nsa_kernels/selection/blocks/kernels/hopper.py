@@ -3,7 +3,7 @@
 The kernel in Triton loads a tile of q and waits for it. Here, once the scores of a tile are
 computed, the next tile is copied into the same shared memory, during the softmax and the product
 with V. So each of four programs on a multiprocessor has one tile in flight. With more tiles in
-flight, fewer programs would fit, which was slower.
+flight, fewer programs would fit, which is slower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .plan import CHUNK_AND_HEAD, LISTS
 
 ROWS = gl.constexpr(64)
-"""Rows (query, head) of a tile, and keys of a block, as one ``wgmma`` of four warps takes them."""
+"""Rows (query, head) of a tile, and keys of a block: as many as a ``wgmma`` of four warps takes."""
 SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 """The layout of tiles that ``wgmma`` reads: rows of 64 columns, 128 bytes."""
 COPIES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))

@@ -4,7 +4,7 @@ The kernel in Triton loads a tile of q and dO and waits for it. Here a multiproc
 program. Some of its warps copy tiles in advance to shared memory, up to four of q and four of dO.
 Two warp groups alternate on these tiles: group 0 takes the even tiles, group 1 the odd ones. They
 share K and V, and each adds up dK and dV over its own tiles. In the end, group 0 adds the dK of
-both, and group 1 the dV of both. So the order of additions does not depend on timing.
+both groups, and group 1 the dV of both groups. So the order of additions does not depend on timing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Q_SLOTS = gl.constexpr(4)
 """Tiles of q, and of dO, in shared memory at once. In the end, two sums take the place of q."""
 G_SLOTS = gl.constexpr(4)
 LINES = gl.constexpr(3)
-"""How many floats a row (query, head) has: LSE, rest (the delta of ``delta_kernel``) and gate."""
+"""How many floats a row (query, head) has: LSE, rest (sum of out * dO) and gate."""
 GROUPS = gl.constexpr(2)
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 """The layout of dK, dV (keys by columns) and dQ (rows by columns) in results of ``wgmma``."""
@@ -342,7 +342,7 @@ def write_sum(
     key_end,
     WHICH: gl.constexpr,
 ):
-    """Add dK (WHICH 0) or dV (1) to the totals of the block, or store it in the workspace."""
+    """Add dK (WHICH 0) or dV (1) to the block's totals if the item is its first, else store it."""
     row = gl.arange(0, ROWS, gl.SliceLayout(1, SUMS))
     column = gl.arange(0, D, gl.SliceLayout(0, SUMS))
     held = ((first_key + row < key_end)[:, None]) & (column >= 0)[None, :]

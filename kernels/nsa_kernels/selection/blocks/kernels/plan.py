@@ -6,7 +6,7 @@ from ....jit.compat import any_alignment, tl, triton
 from ....jit.sequences import sequence_of
 
 UNROLLED = tl.constexpr(16)
-"""How many choices of a token an unrolled loop step takes. With 128, compiling takes minutes."""
+"""How many choices of a token an unrolled loop step takes. With many more, compiling is slow."""
 CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
 """Arguments that differ between launches. If Triton specialised them, it would compile each kernel
 several times."""
@@ -199,7 +199,7 @@ def items_kernel(
         busy = i * QUERIES < count
         tl.store(items_ptr + (slot + i) * 2, tl.where(busy, b, -1), mask=i < own)
         tl.store(items_ptr + (slot + i) * 2 + 1, tl.where(busy, i * QUERIES, -1), mask=i < own)
-    # Together, all programs fill the slots after the last bin.
+    # Together, all programs fill the slots after the last bin's slots.
     last = tl.load(first_ptr + bins - 1) + tl.load(count_ptr + bins - 1)
     behind = last // QUERIES + bins
     for start in range(behind + tl.program_id(0) * BLOCK, slots, tl.num_programs(0) * BLOCK):

@@ -249,7 +249,7 @@ def ranges_dkdv_kernel(
     walk = tl.cdiv(tl.cdiv(rows, BLOCK_M), shares) * BLOCK_M
     first_row = kv // G * S * G + kv % G
     for m0 in range(share * walk, tl.minimum((share + 1) * walk, rows), BLOCK_M):
-        # Rows are all heads of all queries, so that tiles need no padding of heads.
+        # Rows are all heads of all listed queries, so that tiles need no padding of heads.
         m = m0 + tl.arange(0, BLOCK_M)
         valid = m < rows
         listed = slot * S + m // H
