@@ -1,7 +1,7 @@
 """nsabench decides whether a custom GPU kernel is right, faster, and from which length.
 
 Register a function with `implementation`. The function raises `Unsupported` for a case that it
-cannot compute. `compile_ahead` gives a `KernelVariant` for each kernel that is not in Triton.
+cannot compute. Its `compile_ahead` yields a `KernelVariant` for each kernel without Triton.
 """
 
 from typing import TYPE_CHECKING, Any

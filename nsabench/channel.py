@@ -41,7 +41,7 @@ class Refused(Message):
 
 
 class Channel:
-    """Sends messages. Each begins with a secret that foreign code in this process does not know."""
+    """Sends messages. Each message begins with a secret that foreign code does not know."""
 
     def __init__(self, stream: BinaryIO, nonce: bytes) -> None:
         self._stream = stream
@@ -49,7 +49,7 @@ class Channel:
 
     @classmethod
     def claim_stdout(cls) -> Channel:
-        """Take over the descriptor of stdout. What foreign code prints goes to stderr."""
+        """Return a channel on stdout. Its secret comes from stdin. Later prints go to stderr."""
         stream = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         return cls(stream, sys.stdin.buffer.readline().strip())
@@ -60,7 +60,7 @@ class Channel:
 
 
 def die_with(parent: int) -> None:
-    """Have Linux end this process with its parent, even if the process hangs in a call."""
+    """Have Linux kill this process when its parent ends, even if this process hangs in a call."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit("the supervisor is gone")

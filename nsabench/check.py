@@ -1,7 +1,7 @@
 """Check the kernels of one file on a few shapes (`nsabench check`).
 
-This measures as the main pass of a run does. But no control shows that the checks work, and nothing
-is signed, so the results are not verdicts.
+Cases are measured as in the main pass of a run. But no control shows that the checks work, and
+nothing is signed, so the results are not verdicts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one implementation on one case. `baseline` is the best that was timed."""
+    """The result of one implementation on one case. `baseline` is the best valid one."""
 
     case: Case
     record: Record
@@ -182,7 +182,7 @@ def plan(
 
 
 def refuse_unusable(request: CheckRequest) -> None:
-    """Raise `UsageError` for a file, op or shape that is wrong, before any process is started."""
+    """Raise `UsageError` for an unusable file, op or shape, before any process is started."""
     read(request.file, GIVE_A_FILE)
     for text in request.shapes:
         _read_sizes(text)

@@ -44,8 +44,8 @@ def reopen(
 ) -> Finished:
     """Continue an interrupted run. A signed run is left as it is.
 
-    `plan` is the plan that the run must have. If it is given, a run that has measured nothing is
-    started, and a run that was begun on another machine is moved away and started again.
+    If `plan` is given, the run must have this plan. Then a run that was not begun is started, and a
+    run that was begun on another machine is moved away and started again.
     """
     if plan is not None and not (path / MANIFEST).exists() and not run.is_begun(path):
         return run.start(plan, path, view, signer=signer, fit=fit)
@@ -126,7 +126,7 @@ def _sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
 
 
 def report(facts: pages.Facts) -> str:
-    """Write the reports of a run. Return a sentence if the page could not be written."""
+    """Write the reports of a run. Return a sentence if report.html could not be written."""
     path = facts.folder.path
     pages.write_markdown(facts, path)
     try:

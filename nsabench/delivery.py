@@ -1,7 +1,7 @@
 """Hand the output of a call from the worker to the checker, in memory that both map.
 
-The process between them, which has no torch, imports this module to pass on the messages. So only
-functions import torch.
+The supervisor, which has no torch, imports this module to pass on the messages. So torch is
+imported inside functions only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 ALIGNMENT = 64  # each result begins at a multiple of this many bytes
-MAILBOX = 64  # the descriptor of the memory in a process that was forked from a template
+MAILBOX = 64  # the descriptor of the memory in a forked worker or checker
 # Before a call, the gradient of the output is multiplied by one of these factors. The products are
-# exact in every format, and the gradients of the inputs change by the same factor.
+# exact in every dtype, and the gradients of the inputs change by the same factor.
 FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 # The seed of a set of inputs plus this number is the seed of the set's gradient of the output.
 GRADIENT_SEED = 104729
@@ -76,7 +76,7 @@ class Mailbox:
         self._bytes: Tensor | None = None
 
     def map(self, nbytes: int) -> None:
-        """Map `nbytes` bytes. For a GPU they are registered, so that copies run at full speed."""
+        """Map `nbytes` bytes. For a GPU, register them, so that copies run at full speed."""
         import torch
 
         self.close()
@@ -123,7 +123,7 @@ class Mailbox:
 def draw(
     case: Case, seed: int, device: str, probe: Probe | None = None
 ) -> tuple[Inputs, Tensor | None]:
-    """Draw inputs and the gradient of their output. Every process draws the same values."""
+    """Draw inputs and, unless for a forward, the output's gradient: the same in every process."""
     from nsabench import ops
 
     op = ops.get(case.op)

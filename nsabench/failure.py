@@ -15,7 +15,7 @@ class Failure(Exception):
         self.trace = trace
 
     def alone(self) -> Failure:
-        """Drop the traceback, whose frames refer to tensors."""
+        """Drop the traceback and the causes, whose frames refer to tensors."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 

@@ -26,7 +26,7 @@ def refuse_filled(folder: Path, remedy: str = "give --out another folder.") -> N
 
 @contextmanager
 def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[None]:
-    """Turn an `OSError` in `REFUSED` into an `EnvironmentRefused` that names `where`."""
+    """Turn an `OSError` with an errno in `REFUSED` into `EnvironmentRefused`, naming `where`."""
     try:
         yield
     except OSError as error:
@@ -40,13 +40,13 @@ def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[No
 
 
 def unfinished(path: Path) -> Path:
-    """Return the temporary file of `replacing`, which a killed process leaves behind."""
+    """Return the path of the temporary file that `replacing` leaves if its process is killed."""
     return path.with_suffix(".tmp")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file that replaces `path` at the end: a crash leaves the old file or the new one."""
+    """Yield an empty file that replaces `path` at the end. A crash leaves the old or new file."""
     temporary = unfinished(path)
     fresh(temporary)
     try:
@@ -70,7 +70,7 @@ def whole(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file. Raises `UsageError` for an impossible path, `OSError` for a full disk."""
+    """Write a file. Raises `OSError` for an errno in `REFUSED`, `UsageError` for any other."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole(path, text.encode())

@@ -1,4 +1,4 @@
-"""Label cases by their sizes and by whatever is not the default, and count cautions."""
+"""Label cases by sizes, dtype and whatever is not the default, and count cautions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def usual_distribution(name: str) -> str:
 
 
 def axis(name: str) -> str:
-    """Return the size that is the length of an op; `L` if the op is not installed."""
+    """Return the name of the size that is an op's length; `L` if the op is not installed."""
     op = ops.find(name)
     return op.length_axis if op else "L"
 
 
 def shape(labelled: Labelled, *, length: bool = False) -> str:
-    """Return the sizes, such as `N1024 H8 D128`, with Dv only if it differs from D."""
+    """Return the sizes, as in `N1024 H8 D128`: Dv only if it is not D, the length if `length`."""
     op, words, along = ops.find(labelled.op), [], axis(labelled.op)
     for size in op.shape_model.model_fields if op else labelled.shape:
         value = labelled.shape.get(size)

@@ -1,7 +1,4 @@
-"""Limits of the files that nsabench reads, in bytes or entries. They allow for 10,000 cases.
-
-The largest published run has 188 cases, a log of 8 MB, and tables of 0.2 and 0.5 MB.
-"""
+"""Limit the files that nsabench reads, in bytes or entries. Runs of 10,000 cases are allowed."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -33,4 +30,4 @@ COLUMNS = 1000
 RECORDS = 300_000  # rows
 COMPARISONS = 6 * RECORDS  # rows; a record has up to three regimes with two references each
 SAMPLES = 50_000_000  # rows
-UNPACKED = 4 * GIB  # what the columns of a table unpack to
+UNPACKED = 4 * GIB  # the unpacked columns of a table

@@ -22,7 +22,7 @@ class OutOfBounds(ValueError):
 
 
 def limit_memory() -> None:
-    """Limit the memory of this process and its children: a small file may unpack to a huge one."""
+    """Limit the memory of this process and its children: a small file may unpack to huge data."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     least = limits.MEMORY if hard == resource.RLIM_INFINITY else min(limits.MEMORY, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
@@ -30,9 +30,9 @@ def limit_memory() -> None:
 
 @contextmanager
 def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[BufferedReader]:
-    """Open a regular file of at most `most` bytes. A pipe or a device might never end.
+    """Open a regular file of at most `most` bytes. Raises `OutOfBounds` for any other, `OSError`.
 
-    `flags` are more flags for `os.open`. Raises `OutOfBounds`, or `OSError` if it cannot be opened.
+    A pipe or a device might never end. `flags` are more flags for `os.open`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -65,10 +65,10 @@ def require_size(data: bytes, most: int) -> None:
 
 
 def parse_json(data: bytes, most: int, model: type[M]) -> M:
-    """Parse JSON without NaN or infinity. Raises `OutOfBounds` for any other content."""
+    """Return the `model` in JSON without NaN and infinity. Raises `OutOfBounds` if it has none."""
     require_size(data, most)
     try:
-        content = from_json(data, allow_inf_nan=False)  # limits the depth
+        content = from_json(data, allow_inf_nan=False)  # `from_json` limits the depth
     except ValueError as error:
         raise OutOfBounds(f"is not JSON: {error}") from None
     try:

@@ -40,7 +40,7 @@ def by_distribution(*groups: str) -> dict[str, list[EntryPoint]]:
 
 
 def digests(*files: Path | None) -> dict[str, str]:
-    """Return the sha256 of every source. Raises `UsageError` if two files are the same source."""
+    """Return the sha256 of every source. Raises `UsageError` if two files are one `Source`."""
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
         for origin, points in by_distribution(IMPLEMENTATIONS, OPS).items()
@@ -129,7 +129,7 @@ def _list_files(package: str) -> Iterator[tuple[str, Path]]:
 
 
 class _HashedFile(MetaPathFinder, Loader):
-    """Makes one module from the bytes that were hashed."""
+    """Finds and executes one module, from the bytes that were hashed."""
 
     def __init__(self, name: str, path: Path, content: bytes) -> None:
         self._name, self._path, self._content = name, path, content
@@ -148,7 +148,7 @@ class _HashedFile(MetaPathFinder, Loader):
 
 
 def execute(path: Path, content: bytes, name: str) -> ModuleType:
-    """Import the content of a file as the module `name`. Its parent packages come first."""
+    """Import the content of a file as the module `name`. Its parent packages are imported first."""
     finder = _HashedFile(name, path, content)
     sys.modules.pop(name, None)
     sys.meta_path.insert(0, finder)
@@ -167,7 +167,7 @@ def imported(
     fails: str = "cannot be imported",
     remedy: str = FIX_THE_IMPORT,
 ) -> T:
-    """Return the result of foreign code. If it fails, raise `UsageError` with the line."""
+    """Return the result of foreign code. If the code fails, raise `UsageError` with the line."""
     try:
         return load()
     except UsageError:

@@ -16,7 +16,7 @@ _LIVE = re.compile(
     r"(?:https?|ftp)://[^\s`|<>()\[\]]+|www\.[^\s`|<>()\[\]]+"
     r"|(?<!\w)@[\w-]+|:[\w+-]+:|(?<!\w)#\d+"
 )
-# An underscore between letters needs no escape in Markdown.
+# An underscore between letters or digits needs no escape in Markdown.
 _MARKS = re.compile(r"([\\`*\[\]<>|#~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 

@@ -1,4 +1,4 @@
-"""Measure matrices under several versions of Triton on this host, with a run for each."""
+"""Measure matrices under several versions of Triton on this host, in one run for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VERSION = re.compile(r"\d+(\.\d+)+([a-z+.-][\w.]*)?")
 
 @dataclass(frozen=True)
 class Triton:
-    """A version of Triton in a `folder`, or the installed one (None)."""
+    """A version of Triton. `folder` contains it; None: it is the installed version."""
 
     version: str
     folder: Path | None = None
@@ -42,7 +42,7 @@ class Triton:
 
 
 def find_tritons(folder: Path) -> dict[str, Path]:
-    """Return the subfolders with a Triton, by version. Raises `UsageError` if there are none."""
+    """Return subfolders by their Triton. Raises `UsageError` without any, or if two are equal."""
     found: dict[str, Path] = {}
     for info in sorted(folder.glob("*/triton-*.dist-info")):
         version = info.name.removeprefix("triton-").removesuffix(".dist-info")
@@ -64,7 +64,7 @@ def find_tritons(folder: Path) -> dict[str, Path]:
 
 
 def parse(given: str, folder: Path | None = None) -> list[Triton]:
-    """Return the versions that a list or `all` names, oldest first. Install missing ones."""
+    """Return the versions in a list or of `all`, oldest first. Install them without a `folder`."""
     installed = targets.installed_triton()
     folders = {} if folder is None else find_tritons(folder)
     available = targets.locked_tritons() if folder is None else folders
@@ -103,9 +103,9 @@ def measure(
     tritons: Sequence[Triton],
     show: Callable[[str, str], None],
 ) -> list[MeasuredVersion]:
-    """Measure with one Triton after another. Keep finished runs, and resume the others.
+    """Measure with one Triton after another. Skip finished runs, and start or resume the others.
 
-    `arguments` are those of `nsabench all`. `show` receives the version and each printed line.
+    `arguments` are those of `nsabench all`. `show` receives each printed line with its version.
     """
     _keep_arguments(list(arguments), folder)
     measured = []

@@ -1,4 +1,4 @@
-"""The command line. Each module of this folder holds one command under the name `command`."""
+"""Run the command line. Each module without a leading `_` holds its command as `command`."""
 
 import io
 import os

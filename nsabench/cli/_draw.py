@@ -18,7 +18,7 @@ from nsabench.ops import Probe
 
 
 def main(run: Path, case_id: str, name: str, file: Path) -> None:
-    """Write a case's first set of inputs, and probes. On an equal device they equal the run's."""
+    """Write a case's first inputs and probes, with right results. Equal devices draw them alike."""
     plan = Plan.read(run / "plan.json")
     if plan.ops:
         ops.load_file(Path(plan.ops), plan.ops_sha256)
@@ -44,7 +44,7 @@ def _draw_set(
     return {
         "probe": what,
         "tensors": {name: tensor.cpu() for name, tensor in inputs.tensors.items()},
-        # The script runs without nsabench, so it has none of its classes.
+        # The script runs without nsabench, and so without its classes.
         "options": {
             name: dict(vars(value)) if dataclasses.is_dataclass(value) else value
             for name, value in inputs.options.items()

@@ -1,4 +1,4 @@
-"""Commands that are imported only when they are called, and whose help groups its options."""
+"""Import a command only when it is called, and group the options in its help."""
 
 import importlib
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-# The commands and their summaries, so that `nsabench --help` imports none of them.
+# The summaries are here, so that `nsabench --help` imports no command.
 SECTIONS = {
     "Write a kernel": {
         "init": "Write a first kernel and a matrix for an op",

@@ -42,7 +42,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
             assert plan is not None
             return run.start(plan, asked.out, progress, signer=signer, fit=fit)
     except Interrupted as interrupted:
-        interrupted.command = "all" if fit else "run"  # the command that continues it
+        interrupted.command = "all" if fit else "run"  # the command that continues the run
         raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*([] if asked.resume else ["nothing was kept"])) from None

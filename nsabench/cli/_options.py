@@ -151,7 +151,7 @@ _own_op = functools.partial(
     help="File that defines an op of your own as OP.",
 )
 ops_file = _own_op()
-path_of_op = _own_op(type=PATH)  # the command itself refuses and loads it
+path_of_op = _own_op(type=PATH)  # `check` itself refuses or loads the file
 loaded_ops = _own_op(callback=_load_op)
 ops_of_the_run = _own_op(
     expose_value=False,

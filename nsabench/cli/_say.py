@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _LossyStream(io.FileIO):
-    """A standard stream that drops output once its reader is gone."""
+    """A standard stream that drops output once it cannot be written."""
 
     def write(self, data: Any) -> int:
         try:
@@ -41,7 +41,7 @@ def outlive_readers() -> None:
 
 
 def open_closed_streams() -> None:
-    """Open the null device for closed standard streams, before another file takes their place."""
+    """Open the null device for closed standard streams, before a file gets their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -64,7 +64,7 @@ def say_document(document: "BaseModel") -> None:
 
 
 def say_columns(rows: Sequence[Sequence[object]]) -> None:
-    """Print rows in columns. An empty value is printed as a dash."""
+    """Print rows in columns, with a dash for None, 0 and an empty text."""
     texts = [
         [" ".join(map(str, v)) if isinstance(v, list | tuple) else str(v or "-") for v in row]
         for row in rows

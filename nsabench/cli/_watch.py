@@ -1,4 +1,4 @@
-"""Call a check again whenever a file is saved. A save during a check interrupts it."""
+"""Call a check again whenever a file is saved. A save interrupts a check that runs."""
 
 import signal
 import threading
@@ -31,13 +31,13 @@ def repeat(file: Path, check: Callable[[], object], on_saved: Callable[[], None]
 
 
 def await_save() -> None:
-    """Wait before an error is shown: if the file was half-saved, the check is restarted first."""
+    """Wait before an error is shown: if the file was half-saved, the check restarts meanwhile."""
     time.sleep(2 * LOOK_S)
 
 
 @contextmanager
 def _interrupting(file: Path, now: State) -> Iterator[threading.Event]:
-    """Interrupt the block if the file is saved, and set the event."""
+    """If the file is saved during the block, set the event and interrupt the block."""
     saved, ended = threading.Event(), threading.Event()
     caller = threading.get_ident()
 

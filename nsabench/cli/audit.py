@@ -39,11 +39,11 @@ def command(
     """Apply the checks to a run or a CSV table.
 
     A table has a column of times for each implementation (triton_ms, sdpa_ms), or a row for each
-    (implementation, time_ms). The output begins with which column was taken for what. If no name
+    (implementation, time_ms). The output begins with the meaning given to each column. If no name
     shows which implementation is the candidate, give --candidate.
 
     Exits with 1 if a finding changes a status or makes a verdict invalid or inconclusive. Exits
-    with 2 if a table cannot be read or does not tell its candidate.
+    with 2 if a table cannot be read or has no known candidate.
 
     Example: nsabench audit timings.csv --gpu "RTX 4090"
     """
@@ -55,7 +55,7 @@ def command(
         cases = {planned.id: labels.case_with_id(planned.case) for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
         results = assemble(plan.run_id, parts)
-        findings = [  # a finding about a control is expected, unless it was missed
+        findings = [  # a finding about a control is expected, unless the control was missed
             f
             for f in results.findings
             if f.effect is Effect.INVALID or f.implementation not in controls

@@ -40,9 +40,9 @@ def command(
 ) -> int:
     """Join the shards of a plan into a signed run.
 
-    Each shard is verified. One case that all shards measured is compared. Verdicts and thresholds
-    are derived again. The shards must be of one plan, measured with the same code, versions, driver
-    and GPU model.
+    Each shard is verified. One case, which all shards measured, compares their hosts. Verdicts and
+    thresholds are derived again. The shards must be of one plan, measured with the same code,
+    versions, driver and GPU model.
 
     Example: nsabench merge results/shard-* --out results/whole
     """

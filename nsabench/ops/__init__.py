@@ -1,4 +1,4 @@
-"""The ops. Each public module of this folder holds one, under the name `OP`.
+"""Find the ops. Each public module of this folder holds an op under the name `OP`.
 
 Other ops come from entry points of the group `nsabench.ops` and from the file of `--ops`.
 """
@@ -23,7 +23,7 @@ from nsabench.ops._op import Inputs, Op, Probe, Shape, Size, Work
 from nsabench.ops._probes import COMMON_LOGIT, STRIDED
 from nsabench.ops._sequences import compared
 
-# Other modules import these by name; functions are called as `ops.get`.
+# Other modules import these names. They call functions as `ops.get`.
 __all__ = [
     "COMMON_LOGIT",
     "STRIDED",
@@ -74,7 +74,7 @@ def has_op_of(plan: Plan) -> bool:
 
 
 def find(name: str) -> Op | None:
-    """Return the op of that name, or None. Raises `UsageError` if it cannot be imported."""
+    """Return the op of that name, or None. Raises `UsageError` if the op cannot be imported."""
     if name in shipped():
         op: Op = importlib.import_module(f"{__name__}.{name}").OP
         return op
@@ -86,7 +86,7 @@ def find(name: str) -> Op | None:
 
 
 def get(name: str, asked_by: str = "") -> Op:
-    """Return the op of that name. Raises `UsageError`, naming `asked_by`, if it is missing."""
+    """Return the op of that name. Raises `UsageError`, naming `asked_by`, if there is none."""
     op = find(name)
     if op is not None:
         return op
@@ -157,7 +157,7 @@ def _count(
 def computed_work(case: Case, name: str) -> Work:
     try:
         return work(computed(case, name))
-    except UsageError:  # there is no such op, or not in this direction, so nothing was measured
+    except UsageError:  # there is no such op, or it lacks this direction: nothing was measured
         return Work(0, 0)
 
 

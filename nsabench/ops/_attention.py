@@ -1,4 +1,4 @@
-"""What the attention ops share: their shape, and softmax attention in float64 piece by piece."""
+"""Define what attention ops share: shapes, and softmax attention in float64, part by part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Axes = tuple[tuple[int, ...], tuple[int, ...]]
 Indices = dict[str, NDArray[np.int32]]
 Ints = NDArray[np.int64]
 
-# Distributions with values that have broken kernels. Any op may offer them beside its own.
+# Distributions of values that are hard for kernels. Any op may add them to its own distributions.
 VALUES = ("large_logits", "one_hot", "negative_zero")
 LARGE_LOGIT, ONE_HOT = 1e4, 16
 LOGITS = {"large_logits": LARGE_LOGIT, "one_hot": float(ONE_HOT)}
@@ -60,8 +60,8 @@ class HeadsShape(AttentionShape):
 class AttentionPart:
     """Some queries of an op, and the keys among which they choose.
 
-    `queries` indexes q, the gates and the output; `keys` indexes k and v. `attend` computes this
-    part of the output from those parts of q, k, v and the gates, in float64.
+    `queries` indexes q, the gates and the output; `keys` indexes k and v. `attend` takes these
+    parts of q, k, v and the gates in float64, and returns this part of the output.
     """
 
     queries: Any
@@ -89,7 +89,7 @@ class AttentionOp(Op):
 
     @abstractmethod
     def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
-        """Return the sizes of inputs of this seed, without D and Dv."""
+        """Return the sizes of q, and of k and v, for this seed, without D and Dv."""
 
     @abstractmethod
     def count(self, shape: Any, distribution: str, seed: int) -> tuple[int, int, int]:
@@ -183,7 +183,7 @@ class AttentionOp(Op):
 
 
 def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor | None = None) -> Tensor:
-    """Compute softmax weights [...,H,L] of float64 q [...,H,D] on k, all 0 if no key is kept."""
+    """Compute softmax weights [...,H,L] of float64 q [...,H,D] and k, all 0 if no key is kept."""
     import torch
 
     scores = (q @ k.mT).mul_(scale)

@@ -4,14 +4,14 @@ A query sees the blocks 0 to n-1 and has S slots: entries of block_indices, each
 selects S blocks, or all if n <= S. If S >= 3, the first block and the last two are among them, as
 in NSA (arXiv 2502.11089, section 4.1). The distribution chooses the others:
 
-- random, repeated, empty_rows, packed and the distributions of values: all with equal chances.
+- random, repeated, empty_rows, packed and the distributions of values: each with equal chance.
 - local: queries of a block share their choices; each query draws about one in eight anew.
 - dense: all blocks, so S must be large enough.
-- recorded: what layers of a trained model chose on text that was new to them.
+- recorded: blocks that layers of a trained model chose on text that was new to the model.
 
 In repeated, half of the slots then get the blocks of the other half. In empty_rows, every fourth
-row selects nothing. Unused slots hold -1, and the slots are in random order. The number of selected
-keys does not depend on the seed.
+row (token and KV head) selects nothing. Unused slots hold -1, and the slots are in random order.
+The number of selected keys does not depend on the seed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Ints = NDArray[np.int32]
 
 
 def bound_sequences(distribution: str, tokens: int, seed: int) -> Ints:
-    """Return where sequences begin (packed: five, if tokens suffice), and where the last ends."""
+    """Return where sequences begin (packed: five, from 16 tokens up), and where the last ends."""
     lengths = np.array([tokens])
     if distribution == "packed" and tokens >= 16:
         most = [tokens // 2 + 1, tokens // 4 - 1, tokens // 8, 1]
@@ -55,7 +55,7 @@ def place_in_sequences(cu_seqlens: Ints) -> Ints:
 def draw_blocks(
     distribution: str, batches: int, position: Ints, heads: int, slots: int, block: int, seed: int
 ) -> Ints:
-    """Draw block_indices [B,T,H,S] for tokens at these positions [T] of their sequences."""
+    """Draw block_indices [B,T,H,S] for tokens at these positions [T] in their sequences."""
     tokens = len(position)
     seen = position // block + 1
     rng = np.random.default_rng(seed)
@@ -120,8 +120,8 @@ def _draw_local(
 def count_keys(
     distribution: str, position: Ints, heads: int, slots: int, block: int
 ) -> tuple[int, int]:
-    """Count the pairs of query and selected key, and the selected keys, in a row of the batch.
-    Pairs are those of one query head for each KV head."""
+    """Count the pairs of query and selected key, and the keys that any query selects, in a row of
+    the batch. Each KV head counts with one of its query heads."""
     own, within = position // block, position % block
     kept = slots - slots // 2 if distribution == "repeated" else slots
     # In `repeated`, a query with a slot for every block selects only the first `kept` blocks.
@@ -146,7 +146,7 @@ class Recording:
 
 
 def unpack_recording(data: bytes) -> Recording:
-    """Read a recording. Each row is stored as its difference from the row before."""
+    """Read a recording. It stores each token's bytes XORed with the previous token's."""
     head, _, body = lzma.decompress(data).partition(b"\n")
     about = json.loads(head)
     changed = np.frombuffer(body, dtype=np.uint8).reshape(about["shape"])

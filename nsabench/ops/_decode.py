@@ -1,4 +1,4 @@
-"""What the decode ops share: one token of each sequence attends to its cache."""
+"""Define what the decode ops share: one token of each sequence attends to its cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CACHES = by_device(
 
 @dataclass(frozen=True)
 class DecodeSizes:
-    """The sizes of a decode step that do not follow from its tensors, as in `NsaSizes`."""
+    """The sizes of a decode step that do not follow from its tensors, named as in `NsaSizes`."""
 
     block: int
     stride: int
@@ -74,7 +74,7 @@ class DecodeOp(AttentionOp):
 
 
 def count_compressed(tokens: int, block: int, stride: int) -> int:
-    """Count the complete compressed keys. Raises `ValueError` if there are none."""
+    """Count the complete compressed keys. Raises `ValueError` for sizes that do not fit."""
     if block > tokens:
         raise ValueError(f"S={tokens} tokens are fewer than the {block=} tokens of one key")
     if block % stride:

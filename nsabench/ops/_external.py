@@ -68,7 +68,7 @@ def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None 
     if known and expected_sha256 != digest:
         raise sources.changed(path)
     for op, of_file in from_files.values():
-        if of_file == digest:  # like a module, a file is executed once a process
+        if of_file == digest:  # like a module, a file is executed once in a process
             return op
     module = _without_torch(lambda: sources.execute(path, content, USER_MODULE), str(path))
     op = _check_op(getattr(module, "OP", None), str(path))

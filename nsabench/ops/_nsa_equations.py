@@ -53,7 +53,7 @@ class NsaSizes(SelectionSizes, CompressionSizes):
 
 
 def means(x: Tensor, block: int, stride: int) -> Tensor:
-    """Compute means of `block` tokens, which begin `stride` apart: [L,D] -> float64 [Nc,D]."""
+    """Compute means of `block` tokens from every `stride`-th token: [L,D] -> float64 [Nc,D]."""
     if x.shape[0] < block:
         return x[:0].double()
     return x.double().unfold(0, block, stride).mean(-1)
@@ -75,7 +75,7 @@ def attend(
     window: int,
     sm_scale: float,
 ) -> Tensor:
-    """Add up the gated branches for q [n,G,D] at positions [n] of k [L,D]. Two gates: no window."""
+    """Sum the gated branches for q [n,G,D] at positions [n] of k [L,D]. Two gates: no window."""
     import torch
 
     p = compressed_weights(q, k_cmp, position, block, stride, sm_scale)
@@ -105,7 +105,7 @@ def rank_blocks(
 ) -> Tensor:
     """Sum weights [n,G,Nc] over the group and over each block's keys (equations 9 and 10).
 
-    In the scores [n,blocks], blocks that are always selected have inf, those after the query -inf.
+    In the scores [n,blocks], always selected blocks have inf, and blocks after the query -inf.
     """
     import torch
 
@@ -124,7 +124,7 @@ def rank_blocks(
 
 
 def _choose(ranked: Tensor, count: int) -> Tensor:
-    """Return the selected blocks, int64 [n,count], -1 where a query has fewer blocks."""
+    """Return the selected blocks of each query, int64 [n,count or fewer], -1 if it sees fewer."""
     import torch
 
     values, order = torch.sort(ranked, dim=1, descending=True, stable=True)

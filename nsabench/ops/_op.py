@@ -23,7 +23,7 @@ Size = Annotated[int, Field(gt=0, le=1 << 24)]
 
 
 class Shape(BaseModel):
-    """The sizes of a case. Each op has a subclass, whose fields are the axes a matrix may name."""
+    """The sizes of a case. Each op has a subclass, whose fields a matrix may name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +52,7 @@ class Inputs:
 
     tensors: dict[str, Tensor]
     options: dict[str, Any]
-    # Chooses the queries that an oracle computes (`_sequences`). No implementation receives it.
+    # This seed chooses the queries that an oracle computes. No implementation receives it.
     sample_seed: int = 0
 
     def replaced(self, tensors: Mapping[str, Tensor] | None = None, **options: Any) -> Inputs:
@@ -97,7 +97,7 @@ class Op(ABC):
     name: ClassVar[str]
     # The first argument and the output have the case's dtype.
     arguments: ClassVar[tuple[str, ...]]
-    # Tensors that only some distributions add, after `arguments`. All have defaults.
+    # Tensors that only some distributions add, after `arguments`. Their default is None.
     optional: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
     shape_model: ClassVar[type[Shape]]
@@ -132,7 +132,7 @@ class Op(ABC):
 
     @abstractmethod
     def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Return the compulsory work of one call on the inputs that `draw` makes of this seed."""
+        """Return the compulsory work of one call on the inputs that `draw` makes from this seed."""
 
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
         """Return the work of a backward: by default a forward's, plus writing the gradients."""

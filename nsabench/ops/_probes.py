@@ -1,7 +1,7 @@
-"""Probes: small untimed calls that every kernel must get right.
+"""Make probes: small untimed calls that every kernel must get right.
 
-No tile size divides their lengths. Beyond that, each changes at most one thing about the inputs of
-a case: the scale, the layout, the size of the logits or of the values, or the distribution.
+No tile size divides their lengths. Besides sizes, a probe changes at most one thing about a case's
+inputs: the scale, the layout, the size of the logits or of the values, or the distribution.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from nsabench.ops._op import Inputs, Op, Probe
 if TYPE_CHECKING:
     from torch import Tensor
 
-# With these sizes an op that chooses blocks by scores chooses all, whatever the rounding.
+# With these sizes an op that chooses blocks by scores chooses all blocks, whatever the rounding.
 SMALL = {"N": 3, "B": 2, "S": 3, "S_kv": 130, "n_spans": 2, "n_selected": 16}
 ABOVE_A_TILE, BELOW_A_TILE = 65, 63
 OTHER_SCALE = 3.0  # multiple of the default scale
-# All logits grow by about this number, which does not change the softmax. exp(110) overflows
-# float32. `find_probe_limit` allows for the coarser rounding of such logits.
+# The probe adds about this number to all logits, which does not change the softmax. exp(110)
+# overflows float32. `find_probe_limit` allows for the coarser rounding of such logits.
 COMMON_LOGIT = 110.0
 ALIGNMENT = 16  # bytes
-OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000
+OUTLIER, APART = 1000.0, 61  # one value of v in 61 is multiplied by 1000
 STRIDED = "strided inputs"
-# A distribution, its probe and the length. In `repeated`, queries need two blocks of 64 keys: to
-# count the only block twice changes no softmax.
+# The probe and its length, by distribution. In `repeated`, queries need two blocks of 64 keys: to
+# count an only block twice changes no softmax.
 UNUSUAL = {"empty_rows": ("an empty selection", BELOW_A_TILE)}
 UNUSUAL["repeated"] = "blocks given twice", 130
 UNUSUAL["overlapping"] = "ranges that overlap", BELOW_A_TILE
@@ -47,8 +47,8 @@ def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
     for distribution, (name, length) in UNUSUAL.items():
         if distribution in op.distributions:
             wanted[name] = length, distribution, _keep
-    # This probe is last, since an unaligned load ends the CUDA context. On an H200, torch's
-    # attention with cuDNN also ends the context if inputs are aligned to fewer than 16 bytes.
+    # This probe is last, since an unaligned load breaks the CUDA context. Its inputs are aligned
+    # to 16 bytes: on an H200, torch's attention with cuDNN breaks the context for fewer.
     wanted[f"inputs aligned to {ALIGNMENT} bytes"] = ABOVE_A_TILE, usual, _misalign
     small = {name: size for name, size in SMALL.items() if name in case.shape}
     if usual == "packed":  # `selection_blocks` packs sequences only if B is 1

@@ -1,4 +1,4 @@
-"""Ops over sequences, which are equally long or packed one after another.
+"""Define ops over sequences, which are equally long or packed one after another.
 
 Oracles with `samples_queries` compute only a sample of the queries of a large batch, and hold NaN
 in the other rows. The gradient of the output is almost zero in these other rows, so the sample
@@ -103,8 +103,8 @@ def sample_tokens(inputs: Inputs) -> Tensor:
     total = k.shape[0] * k.shape[1]
     if total <= MOST_COMPUTED:
         return torch.arange(total, device=k.device)
-    # Every process must choose the same sample, since inputs are drawn to suit it. It follows from
-    # a seed that implementations do not get. Otherwise they could leave out all other queries.
+    # Every process must choose the same sample, since inputs are drawn to suit the sample. No
+    # implementation gets its seed. Otherwise one could leave out all other queries.
     generator = torch.Generator().manual_seed(inputs.sample_seed)
     places = torch.arange(SAMPLE) + torch.rand(SAMPLE, generator=generator)
     chosen = (places * (total / SAMPLE)).long().clamp_(max=total - 1)

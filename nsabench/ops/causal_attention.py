@@ -1,6 +1,6 @@
-"""causal_attention: dense attention over everything up to the query itself.
+"""causal_attention: dense attention over all keys up to the query itself.
 
-q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. It is what a model runs instead of
+q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. A model may run it instead of
 `nsa_attention`. `packed`: B sequences follow one another in q [1,B*T,HQ,D]. cu_seqlens int32 [B+1]
 says where they begin. No sequence is longer than max_seqlen, which is known on the host.
 """

@@ -1,4 +1,4 @@
-"""compressed: attention over compressed keys. A query sees keys whose last token is not after it.
+"""compressed: attention over compressed keys. A query sees keys whose tokens are not after it.
 
 q [B,T,HQ,D], k [B,Nc,H,D], v [B,Nc,H,Dv] -> out [B,T,HQ,Dv]. Compressed key i stands for `block`
 tokens from token i * stride. Query t sees the first (t + 1 - block) // stride + 1 keys (arXiv

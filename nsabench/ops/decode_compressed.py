@@ -1,8 +1,8 @@
 """decode_compressed: the compressed branch of a decode step, one token against compressed keys.
 
 q [B,HQ,D]; complete compressed keys k [B,H,Nc,D], v [B,H,Nc,Dv] -> out [B,HQ,Dv]. A cache of S
-tokens has Nc = (S - block) // stride + 1 of these (arXiv 2502.11089, section 3.3.1). The token sees
-all of them.
+tokens has Nc = (S - block) // stride + 1 such keys (arXiv 2502.11089, section 3.3.1). The token
+sees all of them.
 """
 
 from __future__ import annotations

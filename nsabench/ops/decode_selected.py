@@ -1,8 +1,8 @@
 """decode_selected: the selection branch of a decode step, one token against blocks of its cache.
 
 q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv], the token itself at S - 1; ranges int32 [B,H,n,2] ->
-out [B,HQ,Dv]. Ranges are half-open and disjoint. Each is a block of `block_size` tokens, cut off
-after the token, or empty. The heads of a group share their blocks (arXiv 2502.11089, section
+out [B,HQ,Dv]. Ranges are half-open and disjoint. Each range is a block of `block_size` tokens, cut
+off after the token, or empty. The heads of a group share their blocks (arXiv 2502.11089, section
 3.3.2).
 """
 

@@ -105,7 +105,7 @@ class DecodeStep(DecodeOp):
 
 
 def _make_loud(q: Tensor, k_cmp: Tensor, chosen: Tensor, keys_a_block: int) -> None:
-    """Point a compressed key of each chosen block in the direction of the sum of its queries."""
+    """Make one compressed key of each chosen block parallel to the sum of its head's queries."""
     import torch
 
     b, h = k_cmp.shape[:2]

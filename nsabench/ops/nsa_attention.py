@@ -2,9 +2,9 @@
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,3] -> out [B,T,HQ,Dv]. The gates weigh a
 compressed, a selected and a window branch in this order (arXiv 2502.11089, section 3.3). Compressed
-keys and values are means of `block` tokens, one every `stride`. A query selects `n_selected` blocks
-of `block_size` tokens: the first, the last two, and the blocks with the highest scores. The lowest
-index wins among equal scores. The window is the last `window` keys. `packed` is as in
+keys and values are means of `block` tokens, one every `stride` tokens. A query selects `n_selected`
+blocks of `block_size` tokens: the first, the last two, and the blocks with the highest scores. The
+lowest index wins among equal scores. The window is the last `window` keys. `packed` is as in
 `causal_attention`.
 
 If rounding could decide the selection of a query that the oracle computes, the query is drawn
@@ -33,8 +33,8 @@ SIZES = ("block", "stride", "block_size", "n_selected", "window")
 TRIES = 64  # how often at most to draw a query again whose selection rounding could decide
 # Limits the float64 keys, values and weights of a chunk of queries to a quarter of a GiB.
 CHUNK_ELEMENTS = 1 << 25
-# All keys of a stride, and all query heads of a group, share a normal part times this factor. So,
-# as in a model, neighbours are alike, and their mean represents them.
+# Keys of a stride share a normal vector times the first factor, query heads of a group one times
+# the second. So, as in a model, neighbours are alike, and their mean represents them.
 KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 
@@ -95,7 +95,7 @@ class NsaAttention(SequenceOp):
         tensors = {"q": q, "k": k, "v": v, "gates": gates}
         tensors |= self.draw_indices(shape, distribution, seed, device)
         inputs = Inputs(tensors, self.drawn_options(shape, distribution, seed), seed)
-        # Kernels are compiled without a GPU on fake tensors, which have no values.
+        # Fake tensors, on which kernels are compiled without a GPU, have no values.
         if type(q) is torch.Tensor:
             self._settle(inputs, normal)
         return inputs

@@ -31,7 +31,7 @@ from nsabench.ops._attention import (
 )
 from nsabench.ops._op import Inputs, Size, by_device
 
-# Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
+# Limits the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
 ORACLE_CHUNK_ELEMENTS = 1 << 24
 # Limits the memory of the host for drawing and counting spans to some GB.
 MOST_SPANS = 1 << 26

@@ -12,7 +12,7 @@ from functools import partial
 from nsabench.ops._attention import VALUES, AttentionOp, AttentionPart, AttentionShape, Axes, attend
 from nsabench.ops._op import Inputs, Size, by_device
 
-# Keeps the oracle's float64 copies of K and V under a quarter of a GiB, if D and Dv are equal.
+# Limits the oracle's float64 copies of K and V to a quarter of a GiB, if D and Dv are equal.
 ORACLE_CHUNK_ELEMENTS = 1 << 25
 
 

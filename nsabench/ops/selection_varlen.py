@@ -21,7 +21,7 @@ from nsabench.ops.selection_rows import RowsShape
 
 
 class VarlenShape(RowsShape):
-    """As for selection_rows, with L the longest row."""
+    """Here, L is the length of the longest row."""
 
 
 class SelectionVarlen(AttentionOp):
@@ -60,7 +60,7 @@ def _draw_lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints
 
     - spread: evenly from 1 to `longest`. A single row has `longest`.
     - equal and `VALUES`: all have `longest`. mixed: three quarters are an eighth as long.
-    - empty_rows: as spread, but a quarter has no key. all_empty: no row has a key.
+    - empty_rows: as spread, but a quarter of the rows has no key. all_empty: no row has a key.
     """
     steps = np.arange(rows)
     if distribution == "all_empty":

@@ -1,4 +1,4 @@
-"""Everything that people read: the terminal, reports, comparisons and explanations."""
+"""Show runs: on the terminal, in reports, comparisons, sites and JSON, and explain words."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar

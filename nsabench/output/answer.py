@@ -1,4 +1,4 @@
-"""The answer of a run in sentences, which the terminal, the page and Markdown share."""
+"""Put the answer of a run into sentences, for the terminal, report.html and Markdown."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ def split_candidates(
 
 
 def describe_outcome(plan: Plan, results: Results, took: str = "") -> Sentence:
-    """Return whether the run is complete, and whose kernels failed. `took` may be ` in 12.3 s`."""
+    """Say whether the run is complete, and whose kernels failed. `took` may be ` in 12.3 s`."""
     missed = {r.implementation for r in results.records if r.caught is Catch.MISSED}
     if missed:
         count = "a control was" if len(missed) == 1 else f"{len(missed)} controls were"
@@ -44,7 +44,7 @@ def describe_outcome(plan: Plan, results: Results, took: str = "") -> Sentence:
 
 
 def _count_outcomes(plan: Plan, records: Sequence[Record]) -> Iterator[str]:
-    """Yield `1 of your 2 kernels is wrong`, and for other kernels only failures."""
+    """Yield texts such as `1 of your 2 kernels is wrong`. Count other kernels only if they fail."""
     kernels = grouped(records, lambda r: (r.op, r.implementation)).values()
     counts = Counter((_name_owner(plan, own[0]), _name_outcome(own)) for own in kernels)
     yours = sum(n for (owner, _), n in counts.items() if owner == YOURS)
@@ -86,7 +86,7 @@ def list_findings(standing: Standing, decisions: Sequence[Decision]) -> list[str
 
 def _explain(decision: Decision) -> str:
     by, reasons = decision.decided_by, decision.reasons
-    if by is None or decision.weakest or reasons[1:]:  # a single failing case is not the reason
+    if by is None or decision.weakest or reasons[1:]:  # no single case is the reason
         return reasons[0] if reasons else ""
     found = by.comparison.verdict if by.record.status is Status.OK else by.record.status
     if found is by.comparison.verdict and by.lo is None:

@@ -13,7 +13,7 @@ from nsabench.text import shown
 from nsabench.verdicts.results import Results
 
 JUDGED = ("verdict", "best_baseline", "speedup", "speedup_lo", "speedup_hi")
-# Suites, in the order of the file.
+# The suites, in the order of the file.
 CANDIDATES, OTHERS, CONTROLS = "candidates", "baselines and others", "controls"
 
 
@@ -32,7 +32,7 @@ class Test:
 
 
 def list_suites(plan: Plan, results: Results) -> dict[str, list[Test]]:
-    """Return the tests of a run by suite. The first has the user's candidates, or else all."""
+    """Return the tests of a run by suite. The first has the user's candidates or, if none, all."""
     suites: dict[str, list[Test]] = {CANDIDATES: [], OTHERS: [], CONTROLS: []}
     has_own = any(is_of_the_user(plan, r) for r in results.records)
     for record in results.records:
@@ -41,7 +41,7 @@ def list_suites(plan: Plan, results: Results) -> dict[str, list[Test]]:
             suite = CANDIDATES
         suites[suite].append(_test_record(record))
     failed = sum(bool(test.failed) for tests in suites.values() for test in tests)
-    # Failures of the whole run come first.
+    # In `results.failures`, failures of the whole run come first.
     whole = "; ".join(results.failures[: len(results.failures) - failed])
     suites[CONTROLS].append(Test("run", "every check was shown to work", whole, kind="invalid"))
     return {name: tests for name, tests in suites.items() if tests}

@@ -1,4 +1,4 @@
-"""The tables and sentences that the terminal, Markdown and pages (`templates/table.html.j2`) share.
+"""Define tables and sentences for the terminal, Markdown and pages (`templates/table.html.j2`).
 
 A plain string in a cell is text from other people. The subclasses of `str` below say how a cell is
 shown. Only `Ours` is not escaped.
@@ -81,7 +81,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A table of texts, or the text `nothing` without rows. `numbers` are aligned at the right."""
+    """A table of texts, or `nothing` without rows. Columns `numbers` are aligned at the right."""
 
     title: str
     columns: Sequence[str]

@@ -1,4 +1,4 @@
-"""The JSON of `all`, `check`, `compare` and `doctor`, which share their field names.
+"""Define the JSON documents of `all`, `check`, `compare` and `doctor`, with common field names.
 
 docs/reference/json.schema.json is made from these models. Within a version, fields are only added.
 """
@@ -66,7 +66,7 @@ class Named(Data):
 
 
 class CheckedKernel(Named, Outcome):
-    """If it failed, `log` has what the kernels of the case printed, and its traceback."""
+    """If the kernel failed, `log` has what the case's kernels printed, and the traceback."""
 
     right: bool
     diagnosis_id: str

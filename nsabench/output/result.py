@@ -1,4 +1,4 @@
-"""Describes a finished run for programs."""
+"""Describe a finished run for programs."""
 
 from collections import Counter
 

@@ -111,7 +111,7 @@ def judge(c: Comparison) -> Verdict:
 
 
 def name_references(comparisons: Iterable[Comparison]) -> str:
-    """Return `sdpa_gqa`, or `the best baseline (sdpa_gqa, bmm_softmax, 2 more)`."""
+    """Return a text such as `sdpa_gqa` or `the best baseline (sdpa_gqa, bmm_softmax, 2 more)`."""
     found = {c.against: c.reference for c in comparisons if c.against}
     names = list(found)[:MOST_NAMED]
     names += [f"{len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
@@ -151,7 +151,7 @@ def versions(record: Record) -> list[str]:
 
 
 def tally_of_controls(records: Iterable[Record], *, always: Iterable[Catch] = ()) -> str:
-    """Return `16 caught, 2 declined`. `always`: words to count even if the count is 0."""
+    """Return a text such as `16 caught, 2 declined`. `always`: words that appear even with 0."""
     counts = Counter(r.caught for r in records if r.caught)
     words = [word for word in Catch if counts[word] or word in always]
     return ", ".join(f"{counts[word]} {word}" for word in words) if counts else ""

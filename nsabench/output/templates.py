@@ -40,8 +40,8 @@ def environment(**options: Any) -> jinja2.Environment:
 def first_kernel(op: Op, name: str, ops_file: str = "", *, cuda: bool = False) -> str:
     """Return a module with a kernel that is right. `ops_file` is the user's file of the op.
 
-    The kernel is in Triton or, if `cuda`, in CUDA C++. For an op without such a starter, and for
-    all ops of the user, it calls the op's oracle.
+    The kernel is in Triton or, if `cuda`, in CUDA C++. If the op is the user's or nsabench has no
+    kernel to start from, it calls the oracle instead; with `cuda`, `UsageError` is raised.
     """
     templates = environment()
     body = f"starters/{op.name}.j2"
@@ -79,7 +79,7 @@ def first_matrix(op: Op, name: str) -> str:
 
 
 def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
-    """Return a script that calls one implementation on the inputs in a file beside it."""
+    """Return a script that calls one implementation on the inputs in a file next to it."""
     templates = environment()
     templates.filters["repr"] = repr
     # `shown` escapes line ends: in a name, the text after a line end would be code.

@@ -1,4 +1,4 @@
-"""Ask the worker, which imports kernels, to measure; and the checker, which imports none, to judge.
+"""Ask a worker, which imports kernels, to measure, and the checker, which imports none, to judge.
 
 The workers of an executor share a scratch: a folder that they may write to.
 """
@@ -85,7 +85,7 @@ class Scratch:
         return aside
 
     def begin_afresh(self, aside: TemporaryFolder) -> None:
-        """Let the next worker begin with a copy of `aside`, at the path that the caches contain."""
+        """Let the next worker copy `aside` into the scratch, whose path is in the caches."""
         self.put_aside().remove()
         self._begins_as = str(Path(aside.name, _ASIDE))
 
@@ -118,7 +118,7 @@ class Listener:
 
 @dataclass
 class WorkerClient:
-    """Asks a worker. Starts its process for the first request, and a new one after a loss."""
+    """Asks a worker. Starts its process for the first request, and a new one if it is lost."""
 
     device: Device
     kernels: Path | None = None
@@ -128,7 +128,7 @@ class WorkerClient:
     run_folder: Path | None = None
     sandboxed: bool = True
     is_clean: bool = False  # whether the worker imports no candidate
-    is_forked: bool = True  # False if it only describes: a template imports more than that needs
+    is_forked: bool = True  # False if it only describes: a template would import too much
     mailbox: int | None = None  # the descriptor of the memory for outputs
     on_step: Callable[[Step], None] = lambda step: None
 
@@ -152,7 +152,7 @@ class WorkerClient:
             imported = {source: plan.sources[source] for source in sources}
         kernels = Path(plan.kernels) if plan.kernels else None
         if kernels is not None:
-            # Compared by digest, since the file of the op may have the same name.
+            # The digest tells it from the file of the op, which may have the same name.
             own = Source.from_digest(kernels, plan.kernels_sha256)
             kernels = kernels if own in imported else None
         return cls(

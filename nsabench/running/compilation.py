@@ -33,11 +33,11 @@ WORTH_IT = 4  # for fewer cases no kernels are compiled ahead
 MOST_PROCESSES = 16
 CONTEXT_BYTES = 1 << 30  # device memory of a CUDA context
 HOST_BYTES = 3 << 30  # host memory of a process with torch and a compiler
-SETS = 6  # device memory of a call, as a multiple of its inputs and outputs
-CALL_LIMIT_S = 300.0  # FlashInfer compiles for 144 s beside eleven other processes
+SETS = 6  # device memory of a call, as a multiple of its compulsory bytes
+CALL_LIMIT_S = 300.0  # FlashInfer compiles for minutes while other processes compile too
 MOST_S = 450.0  # after this time, workers begin no call
 SAY_EVERY_S = 30.0
-# The number of shards that share the cores of this host (`fleet.devices` sets it).
+# This variable has the number of shards that share the cores of this host (`fleet.devices`).
 SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"
 
 
@@ -84,7 +84,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
 
 
 def _order(call: FirstCall) -> tuple[bool, int]:
-    # Sort what has gradients before a forward, and small cases before large ones.
+    # Sort calls with gradients before forwards, and then small cases before large ones.
     return not call.case.direction.differentiates, ops.work(call.case).bytes_min
 
 
@@ -122,11 +122,11 @@ class CompileAhead:
     def call(
         self, families: Mapping[bool, Sequence[Family]], count: int, room_bytes: int, note: Note
     ) -> None:
-        """Make the calls in `count` processes that take at most `room_bytes` of the device."""
+        """Make the calls in `count` processes that take at most `room_bytes` of device memory."""
         began = time.monotonic()
-        self._workers[False].borrow(self.scratch)  # caches hold paths, so both use one folder
+        self._workers[False].borrow(self.scratch)  # caches hold paths: all use one folder
         for is_clean, worker in self._workers.items():
-            if not is_clean and self._plan.sandboxed:  # unsandboxed, all use the user's own caches
+            if not is_clean and self._plan.sandboxed:  # unsandboxed, all use the user's caches
                 self._copy_caches(self._aside[True], worker)
             pool = _Pool(worker, count, room_bytes)
             try:
@@ -134,7 +134,7 @@ class CompileAhead:
             finally:
                 pool.close()
             self.first_s |= pool.first_s
-            self._aside[is_clean] = self.scratch.put_aside()  # no candidate can alter it there
+            self._aside[is_clean] = self.scratch.put_aside()  # no candidate alters caches there
         self._is_done = True
         self.wall_s = time.monotonic() - began
 
@@ -244,5 +244,5 @@ class _Pool:
                 first_s = 0.0
             finally:
                 self._free.append(worker)
-        # A worker runs foreign code, so the time that it sent may be false, and is bounded.
+        # A worker runs foreign code, so the time that it sent may be false. Bound the time.
         self.first_s[call.case.id, name] = min(max(first_s, 0.0), time.monotonic() - began)

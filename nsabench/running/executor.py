@@ -101,8 +101,8 @@ class Executor:
         except WorkerRefused as refused:
             if not self.worker.is_clean:
                 raise
-            # A clean worker imports only sources without candidates. If one needs a module of
-            # another source, only this job fails, not the run.
+            # A clean worker imports only sources without candidates. If a source needs a
+            # module of a source with candidates, only this job fails, not the run.
             raise WorkerLost(Death(status=Status.CRASHED, reason=str(refused))) from refused
         if sensors is not None:
             measured.conditions = monitor.summary(process_tree.list_own())
@@ -155,7 +155,7 @@ class JobListener(Listener):
         return super().__call__(reply)
 
     def _find_forgery(self, delivery: Delivery) -> str:
-        # In timed rounds the step names no implementation, so one could still deliver for another.
+        # In timed rounds the step names no implementation, so any could still deliver for another.
         name, computes = delivery.implementation, self.computes
         if name not in computes:
             return f"delivered an output of {name[:40]!r}, which is not measured here"

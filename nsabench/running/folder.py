@@ -1,4 +1,4 @@
-"""The folder of a run: the names of its files, and what may be in it."""
+"""Define the folder of a run: the names of its files, and what it may hold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsabench.verdicts.results import RunLog
 LATEST = "latest"
 SHARDS = "shards"  # the folder of a merged run that holds the shards
 MANIFEST = "manifest.dsse.json"
-KEPT = ("plan.json", "log.jsonl", "environment.json", MANIFEST)  # merged runs keep these of shards
+KEPT = ("plan.json", "log.jsonl", "environment.json", MANIFEST)  # what merged runs keep of shards
 NAMES = (
     *KEPT,
     RUN_KEY,
@@ -41,7 +41,7 @@ HEAD = "=== "  # begins a line that names the implementations whose output follo
 
 
 def is_run_file(name: str, shards: Container[str] | None = None) -> bool:
-    """Return whether a run may hold this file. `shards` has ids of its shards; None allows any."""
+    """Return whether a run may hold this file. `shards` has its shards' ids; None allows any."""
     if name in NAMES:
         return True
     found = _NAME.fullmatch(name)
@@ -90,11 +90,11 @@ class RunFolder:
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
-        """Make the folder. Empty it if its run measured nothing. `UsageError` if it holds more."""
+        """Make the folder, or empty one whose run was not begun. `UsageError` if files remain."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._is_unbegun():
-                with closing(log.LogFile(self.log)):  # it holds the lock
+                with closing(log.LogFile(self.log)):  # the open log holds the lock
                     self.discard()
             self.path.mkdir(exist_ok=True)
             if any(self.path.iterdir()):
@@ -122,7 +122,7 @@ class RunFolder:
         return not self.log.exists() or not log.read(self.log).sessions
 
     def refuse_foreign(self) -> None:
-        """Remove temporary files. Raise `VerificationFailed` for links, and files no run has."""
+        """Remove temporary files. Raise `VerificationFailed` for a link or for a foreign file."""
         self.refuse_links()
         for name in NAMES:
             unfinished(self.path / name).unlink(missing_ok=True)
@@ -206,6 +206,6 @@ class RunFolder:
 
 
 def _indent_headings(text: str) -> str:
-    # A kernel must not print a line that names another implementation.
+    # A line that a kernel printed must not look like a heading, which names implementations.
     lines = text.rstrip().splitlines()
     return "\n".join(f" {line}" if line.startswith(HEAD) else line for line in lines)

@@ -79,7 +79,7 @@ class LogFile:
         self._signer = signer
 
     def append(self, *entries: Entry) -> None:
-        """Write and sync entries. Raises `VerificationFailed` if something else wrote there."""
+        """Write and sync entries. Raises `VerificationFailed` if something else wrote to it."""
         assert self._signer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             raise VerificationFailed(
@@ -100,7 +100,7 @@ class LogFile:
 
 
 def read(path: Path) -> Log:
-    """Return the content of a log without an unfinished last line. `UsageError` for a bad line."""
+    """Return a log without an unfinished last line. Raises `UsageError` for a bad line."""
     log = Log()
     for number, (_, line) in enumerate(lines(path), 1):
         try:
@@ -111,7 +111,7 @@ def read(path: Path) -> Log:
 
 
 def examine(path: Path) -> tuple[Log, LogOrigin]:
-    """Return content and signer. Raises `VerificationFailed` for a bad seal or an empty log."""
+    """Return a log and its signer. Raises `VerificationFailed` for a bad seal or an empty log."""
     log = Log()
     origin, _, _ = _examine(path, log.add)
     if origin is None:

@@ -69,7 +69,7 @@ def installed(
 
 
 def _absolute(file: Path | None) -> Path | None:
-    return file.absolute() if file is not None else None  # a resume may be in another folder
+    return file.absolute() if file is not None else None  # a run may be resumed in another folder
 
 
 def discover(
@@ -156,7 +156,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
 
 
 def refuse_long(plan: Plan) -> None:
-    """Raise `EnvironmentRefused` for over half an hour on a CPU, which decides nothing."""
+    """Raise `EnvironmentRefused` for a plan that a CPU, which decides nothing, takes long for."""
     seconds = sum(took.seconds for took in estimate(plan).values())
     if seconds > 30 * 60:
         raise EnvironmentRefused(

@@ -36,7 +36,7 @@ TERM_GRACE_S = 2.0
 READ_TIMEOUT_S = 20.0  # the time that an idle process has to read a request
 POLL_S = 0.25
 MEMORY_SHARE = 0.85  # a process gets this share of the host memory that is free at its start
-# Processes are counted, since RLIMIT_NPROC does not limit root. A compiler may start one a core.
+# Processes are counted, since RLIMIT_NPROC does not limit root. Compilers may start one per core.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
@@ -118,7 +118,7 @@ class Process:
         # A write into a full pipe that the process does not read would never end.
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stderr.fileno(), False)
-        with contextlib.suppress(BrokenPipeError):  # it died; the first request raises
+        with contextlib.suppress(BrokenPipeError):  # the process died; the first request raises
             self._stdin.write(self._nonce + b"\n")
         self._has_answered = False
         self._may_refuse = True  # until it has answered a request that imports foreign code
@@ -166,7 +166,7 @@ class Process:
             elif not isinstance(reply, Step):
                 raise self._broke(f"answered with a {type(reply).__name__}")
             if data:
-                with contextlib.suppress(BrokenPipeError):  # it died; the next `_receive` says how
+                with contextlib.suppress(BrokenPipeError):  # `_receive` says how it died
                     self._send(data, budget.step_s)
         self._has_answered = True
         self._may_refuse &= isinstance(request, Describe | MeasureCeilings)
@@ -189,7 +189,7 @@ class Process:
             left_s = began + budget.left_s - now
             if left_s <= 0:
                 raise self._lost(timed_out(self._step, budget.step_s))
-            if now - self._weighed_at >= POLL_S:  # not more often: it takes milliseconds
+            if now - self._weighed_at >= POLL_S:  # a check takes milliseconds
                 self._weighed_at = now
                 self._refuse_excess()
             if not self._wait_for(self._stdout, selectors.EVENT_READ, min(left_s, POLL_S)):
@@ -246,7 +246,7 @@ class Process:
         while (returncode := self._process.poll()) is None:
             if time.monotonic() >= ends:
                 return self._broke("closed the descriptor of the worker's answers and went on")
-            self._keep_printed()  # a full pipe keeps it from ending
+            self._keep_printed()  # a full pipe keeps the process from ending
             time.sleep(0.01)
         self.stop()
         return WorkerLost(died(self._step, returncode, self.log.text()))

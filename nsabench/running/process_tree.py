@@ -34,7 +34,7 @@ FORK_TIMEOUT_S = 20.0
 TEMPLATE = ("-P", "-m", "nsabench.worker")  # -P: import nothing from the current folder
 MOST_TEMPLATES = 2  # each takes some 300 MB
 POLL_S = 0.01
-# All descendants of a process inherit this variable, which tells its orphans from other children.
+# All descendants of a worker inherit this variable, which tells orphans from other children.
 MARK = "NSABENCH_WORKER_OF"
 mark = f"{os.getpid()}-{time.monotonic_ns()}"
 REAP_S = 10.0
@@ -130,7 +130,7 @@ class NoTemplate(Exception):
 
 
 class Template:
-    """A process from which workers are forked. To make it or to fork may raise `NoTemplate`."""
+    """A process that forks workers and checkers. Making one, or forking, may raise `NoTemplate`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -203,7 +203,7 @@ _hopeless: set[frozenset[tuple[str, str]]] = set()
 
 
 def _fork(program: Program, options: Sequence[str]) -> ForkedProcess:
-    """Fork a process. Raises `NoTemplate` if no template starts or two end, and in later calls."""
+    """Fork a process. Raises `NoTemplate` if no template starts or two end, then and ever after."""
     key = frozenset(program.environment.items())
     if key in _hopeless or not program.is_forked:
         raise NoTemplate("it is not forked, or ended at every request")
@@ -218,7 +218,7 @@ def _fork(program: Program, options: Sequence[str]) -> ForkedProcess:
         except NoTemplate:
             template = None
             continue
-        _templates[key] = template  # now the last to be stopped
+        _templates[key] = template  # now the last in line to be stopped
         while len(_templates) > MOST_TEMPLATES:
             _templates.pop(next(iter(_templates))).stop()
         return forked

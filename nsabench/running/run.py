@@ -1,4 +1,4 @@
-"""Start, resume and read a run. To resume takes the same files, key, software and machine."""
+"""Start, resume and read a run. A resumed run needs the same files, key, software and machine."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def refuse_resume(
 ) -> Signer:
     """Return the signer. Raises if the files, signer, op, software or machine are not the run's.
 
-    `named` is the signer that the user names. `describe` returns what this machine is, or None if
+    `named` is the signer that the user names. `describe` describes this machine, or returns None if
     nothing is left to measure.
     """
     folder.refuse_foreign()

@@ -1,1 +1,1 @@
-"""What measurements mean: checks, verdicts, diagnoses, thresholds, audits."""
+"""Decide what measurements mean: verdicts, thresholds, break-even lengths, audits."""

@@ -1,9 +1,9 @@
-"""Replay the attempts at a case: what they have settled, and what to measure next.
+"""Replay the attempts at a case, to find what they have settled and what to measure next.
 
 If a worker dies, the implementation that it named last is the suspect, but foreign code can forge
-that name. So the main pass measures each implementation alone, the suspect first, and blames one
-whose worker dies again. If all survive alone, these results count. The isolated pass leaves the
-suspect out. The confirmation, and the canary (a case that all shards measure), are given up.
+that name. So the main pass measures each implementation alone, the suspect first. An implementation
+whose worker dies again is blamed, and the others are measured together again. If all survive alone,
+these results count. The isolated pass blames the suspect. Confirmation and canary give the case up.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def state_of(
         name: Observation(implementation=name, status=Status.SKIPPED, reason=reason)
         for name, reason in skipped.items()
     }
-    # Renumbered, so that attempts that did not count do not show in the tables.
+    # Attempts are renumbered, so that those that did not count do not show in the tables.
     counted = sorted({observation.attempt for observation in settled.values()} - {NONE})
     numbers = {attempt: number for number, attempt in enumerate(counted, 1)} | {NONE: NONE}
     return CaseState(
@@ -90,7 +90,7 @@ def states_of(plan: Plan, log: Log, purpose: Purpose) -> dict[str, CaseState]:
     canary = [plan.canary] if plan.canary is not None else []
     states = {}
     for planned in canary if purpose is Purpose.CANARY else plan.cases:
-        # A case that no implementation can run on this device is settled without an attempt.
+        # A case that no implementation can run on this device needs no attempt to be settled.
         if purpose is Purpose.MAIN or log.attempts_of(purpose, planned.id):
             state = state_of(plan, log, purpose, planned)
             if state.next is None:
@@ -113,7 +113,7 @@ def cannot_run(plan: Plan, planned: PlannedCase, name: str) -> str:
 
 @dataclass
 class _SoloTrials:
-    """Measure each implementation alone, because a worker that measured all of them died."""
+    """Trials of implementations alone, after a worker that measured all of them died."""
 
     death: Death
     order: list[str]
@@ -191,7 +191,7 @@ class AttemptReplay:
 
     def _die(self, attempt: Attempt, death: Death) -> None:
         if death.phase in EARLY and not self._lost_early:
-            # Try once more: a thread that an earlier case left in this worker may have ended it.
+            # Try once more: a thread that an earlier case left behind may have ended the worker.
             self._lost_early = death.reason
             return
         if self._purpose is Purpose.MAIN:

@@ -36,7 +36,7 @@ class Tested:
         return self.record.reason or self.comparison.reason
 
     def passes(self, limit: float) -> bool:
-        """Return whether it is ok, faster if judged, and `lo` is above 1 and at least `limit`."""
+        """Return whether the status is ok, any verdict `faster`, and `lo` > 1 and >= `limit`."""
         return (
             self.record.status is Status.OK
             and self.comparison.verdict in (None, Verdict.FASTER)  # alternatives give no verdict
@@ -47,9 +47,9 @@ class Tested:
 
 
 def find_least_length(tested: Sequence[Tested], limit: float) -> tuple[int | None, list[Tested]]:
-    """Return the smallest length from which all cases pass, and the failing cases that end it.
+    """Return the smallest length from which all cases pass, or None, and the cases that fail.
 
-    These are of the next smaller length. If no length passes (None), they are of the greatest.
+    These have the next smaller length or, if no length passes, the greatest.
     """
     passed: int | None = None
     for length in sorted({case.length for case in tested}, reverse=True):

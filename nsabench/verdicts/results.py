@@ -1,8 +1,8 @@
 """Make checked and judged records from plans and logs: the rows of records.parquet.
 
 Each shard of a merged run is judged on its own, with the ceilings and controls of its host. The
-canary, a case that all shards measure, compares the hosts. If a host has other medians than the
-rest, its times decide nothing.
+canary, a case that all shards measure, compares the hosts. If a host has other medians than most,
+its times decide nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CANARY = "canary"  # the name of the check
 # Medians of one implementation in two processes of one host differ by up to this share
 # (docs/explanation/measurement.md).
 APART = 0.03
-# Checks that doubt a time itself, and not only its ratio to another one.
+# Checks that doubt a time itself, and not only its ratio to another time.
 OF_TIMES = ("timer", "clocks", "scaling", CANARY)
 
 
@@ -222,7 +222,7 @@ def assemble(run_id: str, parts: Sequence[RunLog]) -> Results:
             known = [Finding(CANARY, Effect.INCONCLUSIVE, f"{name}: {outliers[name]}")]
         results = assess(part.plan, part.log, known).results()
         records += [_set_run_id(record, run_id) for record in results.records]
-        # Shards share findings about checks that no control proved: keep equal ones once.
+        # Shards share findings about checks that no control proved: keep equal findings once.
         for finding in results.findings:
             findings |= dict.fromkeys(_name_shard_in(finding, name, part.plan))
     return Results(records, by_gravity(findings))
@@ -255,7 +255,7 @@ class Canary:
     medians: Mapping[str, float]  # ms, by implementation
     disturbed: str = ""  # why the times are unreliable
     failed: Mapping[str, str] = field(default_factory=dict)  # the reason, by implementation
-    lost: str = ""  # why the process that measured it was lost
+    lost: str = ""  # why the process that measured the canary was lost
 
 
 def read_canary(plan: Plan, log: Log) -> Canary:
@@ -280,8 +280,8 @@ def read_canary(plan: Plan, log: Log) -> Canary:
 def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """Return the shards whose times decide nothing, by name, each with the reason.
 
-    Shards without sound times are outliers. Others are compared by each implementation that most of
-    them timed. If over half of its times are within 3 %, the rest are outliers, otherwise all are.
+    Shards without sound times are outliers. Others are compared by each implementation that most
+    timed. If over half of its times are within 3 %, the other shards are outliers; otherwise all.
     """
     if len(canaries) < 2:
         return {}
@@ -330,7 +330,7 @@ def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
 
 
 def _find_largest_set(medians: Mapping[str, float]) -> set[str]:
-    """Return the largest set of shards within `APART`, if over half; of equal sets, the closest."""
+    """Return the most shards with medians within `APART`, if over half; in a tie, the closest."""
     found: tuple[int, float, set[str]] = (0, 0.0, set())
     for least in sorted(medians.values()):
         names = {name for name, ms in medians.items() if least <= ms <= least * (1 + APART)}

@@ -195,7 +195,7 @@ def _decide_candidate(
 
 
 def _without_declined_series(rows: Sequence[Tested]) -> list[Tested]:
-    """Leave out each length series that the candidate declines as a whole, as for a dtype."""
+    """Leave out each length series that the candidate declines as a whole."""
     series: dict[Hashable, list[Tested]] = defaultdict(list)
     for row in rows:
         series[ops.series_key(row.record)].append(row)

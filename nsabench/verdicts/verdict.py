@@ -38,12 +38,12 @@ from nsabench.verdicts.statistics import (
 
 # Ratios in two runs differ by up to this much, and smaller differences are of no use.
 SAME_BAND = 0.01
-# A host is noisier than a device, and eight bursts are few. With a noise of 2 %, `SAME_BAND` would
-# call 4 of 100 equal pairs unequal. `SAME_BAND_IN_QUEUE` calls fewer than 1 of 100 unequal.
+# A host is noisier than a device, and bursts are few: by `SAME_BAND`, equal code would too often be
+# faster or slower.
 SAME_BAND_IN_QUEUE = 0.02
 BEHIND = 2.0  # a specialised baseline that takes over this multiple of the best does not count
-# Medians of one implementation in two processes differ by up to this share, and their ratios by a
-# standard deviation of 0.6 % (docs/explanation/measurement.md).
+# Medians of one implementation in two processes differ by up to this share
+# (docs/explanation/measurement.md).
 DRIFT = 0.03
 NEAR = 0.01  # if an end of an interval is closer to 1 or to the margin, a second process decides
 _ROLES = {Reference.BASELINE: Role.BASELINE, Reference.ALTERNATIVE: Role.ALTERNATIVE}
@@ -119,7 +119,7 @@ def _judge_candidate(
         return replace(timed, verdict=verdict, reason=record.reason)
     speaking = [f for f in findings if f.regime in (None, regime)]
     for finding in speaking:
-        # A finding without a case is about the run, such as a missed control.
+        # A finding about the run, such as a missed control, holds for every record.
         if finding.effect is Effect.INVALID and (finding.concerns(record) or finding.is_about_run):
             return replace(timed, verdict=Verdict.INVALID, reason=finding.sentence)
     if timed.median_ms is None:
@@ -142,7 +142,7 @@ def _judge_candidate(
 
 
 def add_reason(comparison: Comparison, reason: str) -> Comparison:
-    """Put a reason in front of a comparison's own, unless it already has it."""
+    """Put a reason before a comparison's own reason, unless that contains it."""
     if reason in comparison.reason:
         return comparison
     return replace(comparison, reason="; ".join(filter(None, (reason, comparison.reason))))
@@ -422,7 +422,7 @@ def _find_missing_baseline(
         return f"{against} {NOT_APART}: without these it was far behind, so it was left out"
     leader = _find_fastest(times)
     if comparison.regime is not Regime.QUEUE and len(times[leader]) < MIN_ROUNDS_EVER:
-        # It was left out, because a baseline that then failed was far ahead.
+        # The leader was left out, because a baseline that then failed was far ahead.
         return f"{leader} {NOT_APART}: it was called only a few times"
     return ""
 

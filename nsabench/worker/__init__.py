@@ -1,1 +1,1 @@
-"""The worker process: the only place that imports implementations, which are foreign code."""
+"""Run a worker: import implementations, which are foreign code, and measure them."""

@@ -1,9 +1,9 @@
-"""The worker process, and the template that it is forked from.
+"""Run a worker, or the template from which workers are forked.
 
 A worker reads requests on stdin and answers on the former stdout. The template has imported what
 every worker needs, but no foreign code: importing torch takes seconds, a fork 0.05 s. A fork loses
 other threads and a CUDA context, so the template has neither. The supervisor, the process that asks
-for workers, adopts them.
+for workers, becomes their parent.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def _answer_requests(options: argparse.Namespace, channel: Channel) -> None:
 
 
 def run_template(parent: int, descriptor: int) -> None:
-    """Fork workers and checkers on requests from a socket to the supervisor, `descriptor`."""
+    """Fork workers and checkers when the supervisor asks for them on the socket `descriptor`."""
     die_with(parent)
     import_all()
-    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # CPU workers share the array that flushes
-        timer.flush()
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):
+        timer.flush()  # makes the array that CPU workers share
     if sum(1 for _ in Path("/proc/self/task").iterdir()) != 1:
         raise SystemExit("a library has started threads, which do not survive a fork")
     gc.collect()

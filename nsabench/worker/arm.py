@@ -28,8 +28,8 @@ _current_stream, _Event = torch.cuda.current_stream, getattr(torch._C, "_CudaEve
 Call = Callable[[], CallResult]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
-# The first bursts (calls back to back) are always checked. With one such check, a control that
-# returns memory before it is written was missed in 6 of 800 cases on a CPU; with two, in none.
+# The first bursts (calls back to back) are always checked: a single check sometimes misses a
+# control that returns memory before it is written.
 SURE_CHECKS = 2
 BURST_CHECKS = 0.2  # share of the later bursts that are checked
 LAST_OF_A_BURST = 0.5  # share of the checked later bursts that must check their last call
@@ -43,7 +43,7 @@ ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 class StreamOrder:
     """Checks that the work of a call runs in the order of its stream.
 
-    Behind a spin kernel it queues an exchange of the inputs with those of another set, the call,
+    After a spin kernel, it queues an exchange of the inputs with those of another set, the call,
     and a copy of the output. Work on another stream then reads old inputs, or writes too late.
     """
 
@@ -204,8 +204,8 @@ class CaseArm:
     def burst(self, timer: Timer, count: int) -> float:
         """Make `count` calls back to back. Return their mean time in ms. Raises `Failure`."""
         self.sets.repair_and_flag()
-        # The first checks use two sets. On one set, outputs would look right if each burst did the
-        # work that the burst before had put off.
+        # The first `SURE_CHECKS` checks use different sets. On one set, outputs would look right if
+        # each burst did the work that the burst before had put off.
         is_sure = len(self._sets_checked) < SURE_CHECKS
         checks = is_sure or self.rng.random() < BURST_CHECKS
         # Check the last call often: no later call does work that this one puts off.

@@ -4,8 +4,8 @@ A call has an untimed part, then the timed part. For a step, the implementation 
 timed, and for a backward only `torch.autograd.grad`. The untimed forward does not know the gradient
 of the output, which differs from call to call, so it cannot compute the backward.
 
-If a single call is checked, its output is then overwritten with a mark. So another implementation
-cannot find and return it, and a later write to it is noticed.
+After a single call is checked, its output is overwritten with a mark. So no other implementation
+can find and return the output, and a later write to the same memory is noticed.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Caller:
         self.was_right = False
         self.changed: dict[str, str] = {}  # descriptions of harmless settings that were set back
         self.graphs: list[tuple[torch.cuda.CUDAGraph, CallResult]] = []
-        self._settings = guard.settings()  # before any of its code runs
+        self._settings = guard.settings()  # before its first call
 
     def prepare(self, index: int) -> Ready:
         if not self.graphs:
@@ -174,7 +174,7 @@ class Caller:
         except Failure as failure:
             guard.restore(self._settings)
             if failure.status is Status.UNSUPPORTED and self.was_right:
-                # Otherwise it could decline the cases where it is slow.
+                # Otherwise an implementation could decline the cases in which it is slow.
                 reason = f"it declined the case after a right answer: {failure.reason}"
                 raise Failure(Status.CRASHED, reason) from failure
             raise
@@ -242,7 +242,7 @@ class Outputs:
 
     def check(self, result: CallResult, when: str) -> None:
         """Check a result. Raises `Failure` for the first error. `when` says which call this was."""
-        # All sets, since a call may write past its own inputs.
+        # Check all sets, since a call may write past its own inputs.
         changed = self.sets.find_change()
         if changed:
             self.sets.repair()
@@ -274,7 +274,7 @@ class Outputs:
         """Mark and keep results. Raises `Failure` if those kept before have lost their mark."""
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(tensor) for tensor in result.results.values()]
-        with torch.inference_mode():  # tensors from this mode can only be changed in it
+        with torch.inference_mode():  # its tensors can only be changed in this mode
             for bits in self._kept:
                 bits.fill_(MARK)
         # No control reuses its buffers, and the results of all controls would fill the memory.

@@ -32,7 +32,7 @@ from nsabench.worker.timing.timer import Timer
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
 
-Drawn = tuple[Case, InputSets] | NoOracle  # implementations that compute the same op share it
+Drawn = tuple[Case, InputSets] | NoOracle  # shared by implementations that compute the same op
 
 
 @dataclass
@@ -98,7 +98,7 @@ class CaseMeasurement:
         """Return the arms that are right and timed on this device."""
         arms: list[CaseArm] = []
         precheck = Precheck(self.request.early_exit)
-        # Not in graph mode: its replays may be much faster than the calls of a precheck.
+        # Graph mode has no precheck, since replays may be much faster than its calls.
         if self._case.timing.mode is Mode.STREAM:
             timed = [arm for arm in tried if Runs.timed(arm.item.devices, self.device)]
             precheck.run(timed, self.timer, self.report)
@@ -193,7 +193,7 @@ class CaseMeasurement:
         return cuda.count_launches({arm.name: arm.one_call for arm in asked})
 
     def _check_probes(self, arm: CaseArm) -> list[str]:
-        """Call an implementation once on each probe. Note probes that are declined or not drawn.
+        """Call an implementation once on each probe. Return notes on those declined or not drawn.
 
         Raises `Failure` if a result is wrong.
         """
@@ -265,7 +265,7 @@ class Precheck:
         self._early_exit = early_exit
         self._samples: dict[str, Samples] = {}
         self._failures: dict[str, Failure] = {}
-        self._call_ms: dict[str, float] = {}  # an upper bound: a first call may compile
+        self._call_ms: dict[str, float] = {}  # at most: a first call may compile
 
     def run(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
         """Call each baseline that may exit early; time slow ones, up to `ROUNDS` times."""
@@ -324,7 +324,7 @@ class Precheck:
         return least_ms if far and least_ms >= self._early_exit.least_ms else 0.0
 
     def left_out(self, name: str, right: Sequence[str]) -> Samples | None:
-        """Return the samples of a baseline if `stay` arms are `right`, and it is far behind one."""
+        """Return a baseline's samples if `stay` or more arms are `right`, and one is far faster."""
         seen = [other for other in right if other in self._call_ms]
         if len(seen) < self._early_exit.stay or not self._behind_ms(name, seen):
             return None

@@ -267,7 +267,7 @@ _HOOKS: dict[str, Access] = {
     "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
     "flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
 }
-# Harmless once they are set back: a library may change these for itself.
+# These are harmless once they are set back: a library may change them for itself.
 HARMLESS: dict[str, Access] = {
     ENVIRONMENT: (partial(dict, _environment), _set_environment),
     "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
@@ -289,9 +289,9 @@ _OF_CUDA: dict[str, Access] = {
 
 @cache
 def _let_torch_order_attention() -> None:
-    """Have torch put the backends of SDPA in its order for this GPU, as its first call would.
+    """Have torch put the backends of SDPA in its order for this GPU, as the first SDPA would.
 
-    Before that call, torch reports an order that it does not use.
+    Before that, torch reports an order that it does not use.
     """
     if "sdp.order" in _OF_TORCH:
         tiny = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
@@ -308,7 +308,7 @@ def settings() -> Settings:
 def _read(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    # torch 2.9 raises it if TF32 was set in two ways. Other causes: no device, or a MIG share.
+    # torch 2.9 raises it if TF32 was set in two ways. Other causes: no device, or a MIG slice.
     except RuntimeError:
         return UNREADABLE
 
@@ -334,8 +334,8 @@ def _describe_change(name: str, before: Any, now: Any) -> str:
 
 def forget_earlier_cases() -> None:
     """Free what tracebacks of earlier cases hold, and reset torch.compile."""
-    # torch compiles a function for a few shapes (8, by default) and silently runs later ones
-    # uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms.
+    # torch compiles a function for a few shapes (8, by default), and silently runs it uncompiled
+    # for later shapes, which takes far longer.
     frames = sys.modules.get("torch._dynamo.convert_frame")
     # `reset` imports for seconds, so it is called only if something was compiled.
     if frames is not None and frames.FRAME_COUNTER:

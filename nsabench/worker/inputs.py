@@ -31,7 +31,7 @@ POISONED_BYTES = 32 << 20  # `poison` fills at most this much beyond the results
 
 
 class InputSets:
-    """Sets of tensors that exchange values. `ids[i]`: the set whose values are at place i."""
+    """Sets of tensors that exchange values. `ids[i]` is the set whose values are at place i."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class InputSets:
         for index, changed in changes.items():
             actual = self._protected(index)
             for name, right in changed.items():
-                # Through `.data`, so that the tensor's version, by which code may cache, stays.
+                # A write to `.data` keeps the tensor's version, by which code may cache.
                 actual[name].data.copy_(right)
         return bool(changes)
 
@@ -148,7 +148,7 @@ def poison(form: Form, device: str, calls: int = 1) -> None:
 
 
 class Cut(NamedTuple):
-    """The bits of a tensor: rows of `FOLD` words, the words after these, and less than a word."""
+    """The bits of a tensor: rows of `FOLD` words, the other words, and less than a word."""
 
     folded: Tensor
     words: Tensor
@@ -215,10 +215,10 @@ def _is_view(cut: Cut, tensor: Tensor) -> bool:
 
 
 def _sum_folds(folds: Tensor) -> list[Tensor]:
-    """Return the sums of each column and of each row of each fold, modulo 2**64."""
+    """Return the sums of columns and of rows of `folds` [sets,rows,FOLD], modulo 2**64."""
     if not folds.numel():
         return []
-    if folds.device.type == "cpu":  # torch's own sums take up to nine times as long there
+    if folds.device.type == "cpu":  # torch's own sums take far longer there
         array = folds.numpy()
         return [torch.from_numpy(_add.reduce(array, axis=axis)) for axis in (1, 2)]
     return [folds.sum(1), folds.sum(2)]

@@ -1,4 +1,4 @@
-"""Type the messages of a worker and of the process that starts it, which has no torch."""
+"""Define the messages between a worker and its supervisor, which has no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enter the sandbox of a worker before anything foreign is imported. It is never left."""
+"""Enter the sandbox of a worker before foreign code is imported. No worker ever leaves it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DENIED = (
     "the sandbox denies it: a kernel may write only below $TMPDIR, and read no run folder. If you "
     "trust the kernel, use --no-sandbox"
 )
-# The devices that kernels need. All of /dev would let a kernel of root write to any disk.
+# The devices that kernels need. With all of /dev, a kernel that root runs could write to any disk.
 _DEVICES = "null", "zero", "full", "random", "urandom", "tty", "nvidia*", "dri", "kfd", "dxg"
 # Caches of compilers, by the environment variable that names the folder.
 _CACHES = {
@@ -37,7 +37,7 @@ _KEPT = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
 # The folder of the daemon through which several processes share a GPU (MPS).
 _MPS, _MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 _COPYING_S = 30.0
-# Not copied: results of autotuning while a dozen processes shared the GPU.
+# These results of autotuning are not copied, since several processes shared the GPU meanwhile.
 _CHOICES = ("*.autotune.json", "*.best_config")
 _MAX_FILE_BYTES = 16 << 30
 _MAX_OPEN_FILES = 1 << 14
@@ -61,7 +61,7 @@ def enter(sandbox: Sandbox) -> None:
         hard = resource.getrlimit(what)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(what, (limit, limit))
-    # All others go: with CAP_DAC_READ_SEARCH, for example, files are opened by handle, not by path.
+    # Drop all others: with CAP_DAC_READ_SEARCH, for example, a file can be opened without its path.
     capabilities.keep(
         capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
     )

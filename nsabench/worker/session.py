@@ -69,7 +69,7 @@ class WorkerSession:
     def items(self) -> dict[tuple[str, str], Implementation]:
         """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
         if self.device == "cuda" and torch.cuda.is_available():
-            torch.cuda.init()  # otherwise an import may do it, and seem to change settings
+            torch.cuda.init()  # otherwise an import may, and seem to change settings
         before = guard.settings()
         del before[guard.ENVIRONMENT]  # later calls of a library may need variables that it has set
         loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
@@ -105,7 +105,7 @@ class WorkerSession:
     def measure(
         self, request: protocol.Measure, report: Report, deliver: Deliver
     ) -> protocol.Measured:
-        # First of all, so that timer and sensors bind clocks that no foreign code has replaced.
+        # Make both first, so that they bind clocks that no foreign code has replaced.
         timer, sensors = self.timer, self.sensors
         items = [self.items[request.case.op, name] for name in request.implementations]
         measurement = CaseMeasurement(request, self.device, timer, sensors, report, deliver)
@@ -143,7 +143,7 @@ def compile_case(
             if not item.concerns(probe.case):
                 continue
             report(Step(phase=PROBES, implementation=item.name))
-            with suppress(Failure):  # a kernel may decline it
+            with suppress(Failure):  # a kernel may decline the probe
                 sets = guarded(partial(InputSets, case, seeds, form, device, (name, probe)), device)
                 guarded(partial(_call, probe.case, item, sets), device, item.name)
         return protocol.Compiled(first_s=first_s)

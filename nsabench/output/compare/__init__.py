@@ -1,7 +1,8 @@
-"""Compares the same cases in several runs: another torch, Triton, GPU or commit.
+"""Compare the same cases in runs with other versions, GPUs or commits.
 
 Each later run is compared with the first. A ratio is the median time in the first run over the
-median time in the later run, both without the timer's share. Above 1 the later run is faster.
+median time in the later run. Times exclude what the timer adds, if known. Above 1, the later run is
+faster.
 """
 
 from nsabench.output.compare.comparison import ComparedCell, RunComparison, compare

@@ -15,7 +15,7 @@ from nsabench.output.compare.side import Side
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """An implementation on a case: its record in each run, and its shifts in each later run."""
+    """An implementation on a case: a record of each run, and each later run's `Shift` by regime."""
 
     planned: PlannedCase
     implementation: str
@@ -80,7 +80,7 @@ class RunComparison:
         return sorted(changed, key=lambda pair: order.index(pair[1].change or Change.OTHER))
 
     def slower(self, later: int) -> list[tuple[ComparedCell, Regime, Shift]]:
-        """Return the cells that became slower, the worst first, then those slower in the queue."""
+        """Return the slower cells, the worst first. Cells of the regime queue come last."""
         lost = [
             (cell, regime, shift)
             for cell in self.judged

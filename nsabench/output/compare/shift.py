@@ -15,15 +15,15 @@ from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, ratio_of_independent_m
 NOTHING_LEFT = "without the timer's share, its time is shorter than the error of that share"
 MISSING = "missing"  # the status of a planned cell that was not measured
 
-# Two medians of the same code were within 3 % in 97.6 % of pairs, and in 99.6 % above 20 µs
-# (docs/explanation/measurement.md, "How well it measures").
+# Medians of the same code rarely differ by more (docs/explanation/measurement.md, "How well it
+# measures").
 BAND = 0.05
 # In the regime queue, times depend on the host, and hosts differ by more than devices.
 BAND_IN_QUEUE = 0.10
-# The share of differences between times of the same code that a band covers.
+# A band covers this fraction of the differences between times of the same code.
 COVERED = 0.98
 FEWEST = 50  # with fewer differences, a band is not widened
-# The error of the timer's share (ms): the GPUs of one host read 4.3 to 4.5 µs.
+# The error (ms) of what the timer adds: on the GPUs of one host, it adds 4.3 to 4.5 µs.
 SHARE_ERROR_MS = 0.0002
 # If one of these differs, no code counts as unchanged.
 ALIKE = ("device", "torch", "CUDA")
@@ -124,7 +124,7 @@ class RunPair:
         return _classify(first.median_ms / then.median_ms, lo, hi, band)
 
     def _learn_band(self, regime: Regime) -> float:
-        """Widen the band of a regime until it covers the differences of unchanged code."""
+        """Return a regime's band, widened to cover `COVERED` of differences of unchanged code."""
         if regime not in self._bands:
             least = BAND_IN_QUEUE if regime is Regime.QUEUE else self._least
             differences = [
@@ -162,7 +162,7 @@ class RunPair:
         ]
 
     def _read_times(self, key: Key, regime: Regime | None = None) -> tuple[float, float] | None:
-        """Return the times in both runs (ms), without the timer's share if it is known."""
+        """Return the times in both runs (ms), without what the timer adds if that is known."""
         before, after = self.first.records[key], self.later.records[key]
         least = 0.0
         if regime not in (None, before.regime):

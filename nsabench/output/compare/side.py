@@ -72,7 +72,7 @@ class Side:
 
     @cached_property
     def stuck(self) -> list[Group]:
-        """The groups of cases for which a check may not work, so that they decide nothing."""
+        """The groups of cases that decide nothing, since a check may not work for them."""
         lacking = controls.find_unproven(list(self.records.values()))
         stuck = [
             u.group for u in lacking if u.is_stuck and controls.guarded_regime(u.check) is None
@@ -103,7 +103,7 @@ class Side:
 
     @cached_property
     def unpaired(self) -> str:
-        """The Triton version that the run's torch needs, if the run had another."""
+        """The Triton version that the run's torch pins, if the run had another Triton."""
         torch, triton = self.versions.get("torch"), self.versions.get("triton")
         return unpaired(torch, triton) if torch and triton else ""
 

@@ -1,4 +1,4 @@
-"""The reports of a run: report.html and selection_report.md."""
+"""Write the reports of a run: report.html and selection_report.md."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def write_html(facts: Facts, folder: Path) -> Path:
     """Write the page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
     from nsabench.output.report.page import render
 
-    (folder / HTML).unlink(missing_ok=True)  # a kernel may have written it
+    (folder / HTML).unlink(missing_ok=True)  # a kernel may have written this file
     return write_text(folder / HTML, render(facts))
 
 

@@ -1,4 +1,4 @@
-"""Renders pages. Each page is one file that needs no network."""
+"""Render pages. Each page is one file that needs no network."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def render(
 
 
 def rows(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return records as columns: texts are indices into `strings`, numbers have five digits."""
+    """Return records as columns: texts are indices into `strings`, floats have five digits."""
     records = list(records)
     columns = {key: [r[key] for r in records] for key in (records[0] if records else ())}
     texts = {key: cells for key, cells in columns.items() if any(isinstance(c, str) for c in cells)}
@@ -103,7 +103,7 @@ def _read_charts() -> Mapping[str, Any]:
 
 
 def draw(chart: str, points: Sequence[Mapping[str, Any]], axis: str) -> Markup:
-    """Return a chart as SVG that needs no script. The x-axis is the `length` of each point."""
+    """Return a chart as SVG that needs no script. The x-axis shows the `length` of each point."""
     import markupsafe
 
     specification = json.loads(_read_asset(chart))

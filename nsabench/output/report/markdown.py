@@ -19,8 +19,8 @@ from nsabench.output.templates import environment
 from nsabench.text import code, markdown
 
 MOST = 40  # lines of a list of problems; records.parquet holds all.
-MOST_LINES = 60  # of a summary for a pull request.
-MOST_OF_A_KIND = 8  # candidates, break-even lengths and failures in a summary.
+MOST_LINES = 60  # lines of a summary for a pull request.
+MOST_OF_A_KIND = 8  # candidates, break-even lengths or failures in a summary.
 LINES_AROUND = 11  # the title and head of a table, and the notes below it.
 
 

@@ -1,4 +1,4 @@
-"""Writes report.html, the page of one run.
+"""Write report.html, the page of one run.
 
 Each section has a template of its name, which receives the facts and the section's context `s`.
 """
@@ -143,7 +143,7 @@ def _list_comparison(found: Comparison | None, prefix: str) -> dict[str, Any]:
 
 
 def _list_quantiles(facts: Facts) -> list[list[int] | None]:
-    """Return the quantiles of each record's samples: distances from the median in `GRAIN`s."""
+    """Return quantiles of each record's samples: relative distances from the median / `GRAIN`."""
     shares = np.linspace(0, 1, QUANTILES + 1)
     found: list[list[int] | None] = []
     for record in facts.records:

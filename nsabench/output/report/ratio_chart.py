@@ -1,4 +1,4 @@
-"""The chart on the first screen: the ratios of a candidate to its references, over the length."""
+"""Draw the chart on the first screen: a candidate's ratios to its references, by length."""
 
 from __future__ import annotations
 

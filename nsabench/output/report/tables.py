@@ -10,9 +10,9 @@ from nsabench.verdicts.results import read_canary
 
 
 def shards(facts: Facts) -> Iterator[Block]:
-    """Yield a table that shows whether the devices of a merged run's shards agree.
+    """Yield a sentence and a table that show whether the devices of a merged run's shards agree.
 
-    The table shows how long one case took on each shard, by the baseline that most shards timed.
+    The times are those of one implementation on the canary: if possible, of a baseline.
     """
     plan, parts = facts.plan, facts.parts
     ends = {part.plan.run_id: read_canary(part.plan, part.log) for part in parts}

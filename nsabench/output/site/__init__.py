@@ -1,4 +1,4 @@
-"""A static site of archived runs: decisions, leaderboards and the page of every run."""
+"""Write a static site of archived runs: decisions, leaderboards and the page of every run."""
 
 from nsabench.output.site.build import INDEX, write
 

@@ -33,12 +33,12 @@ from nsabench.verdicts.threshold import Decision
 ARCHIVE = "archive"  # folder of a site
 INDEX = "index.html"
 PAGES = "pages"
-UP = "../../"  # the way from the page of a run to the site
+UP = "../../"  # the path from the page of a run to the site
 
 
 @dataclass(frozen=True)
 class SiteRun:
-    """A run of a site. `downloads` has names and links of files."""
+    """A run that a site shows. `downloads` has names and links of files."""
 
     run_id: str
     created: str
@@ -83,8 +83,8 @@ class SiteRun:
 
 
 def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
-    """Return break-even decisions by device and software. Each comes from the valid run that tested
-    the most cases. Software whose Triton is not the one that torch pins comes last."""
+    """Return each break-even decision on a device and software, with its run: the valid run that
+    tested the most cases. Software whose Triton is not the one that torch pins comes last."""
     most: dict[tuple[str, ...], tuple[SiteRun, BreakEven]] = {}
     for run in runs:
         for p in run.payments if not run.missed else ():
@@ -97,7 +97,7 @@ def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
 def gather(
     places: Iterable[str], copied: Path, trusted: frozenset[str], require: Trust
 ) -> list[SiteRun]:
-    """Return the runs of archives, the latest first, and copy them to `copied`."""
+    """Return the runs of archives, the latest first, and copy their files to `copied`."""
     runs: dict[str, SiteRun] = {}
     for place in places:
         archive = Archive(place)

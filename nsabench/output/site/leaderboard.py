@@ -1,4 +1,4 @@
-"""Leaderboards of an op on a machine in a regime, the fastest implementation first."""
+"""Make leaderboards: an op's implementations on a machine in a regime, the fastest first."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,10 +43,10 @@ def is_paired(record: Record) -> bool:
 
 
 def leaderboards(runs: Iterable[Sequence[Record]]) -> list[Leaderboard]:
-    """Return the boards. Boards with another Triton than the one that torch pins come last.
+    """Return leaderboards. Boards with another Triton than the one that torch pins come last.
 
-    A board shows the run that timed the most records, or the first of several such runs. So a later
-    run of a few cases does not replace a full one.
+    A leaderboard shows the run that timed the most records, or the first of several such runs. So a
+    later run of a few cases does not replace a full run.
     """
     largest: dict[LeaderboardKey, list[Record]] = {}
     for records in runs:

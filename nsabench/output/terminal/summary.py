@@ -44,7 +44,7 @@ def print_summary(
     own_last = sorted(records, key=lambda r: is_of_the_user(finished.plan, r))
     for block in on_terminal(tables.candidates(own_last, wide=wide)):
         console.print(block)
-    # Do not wrap lines in a pipe: programs search it for sentences.
+    # Do not wrap lines in a pipe: programs search them for sentences.
     width = min(console.width, WIDTH) if console.is_terminal else sys.maxsize
     print_sentences(describe_end(finished, signed, width=width), console)
 
@@ -59,7 +59,7 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
     controls = {r.implementation for r in records if r.role is Role.CONTROL}
     grave = []
     for f in finished.results.findings:
-        # Findings about controls are expected, and a finding that sets a status is shown with it.
+        # Findings about controls are expected. A finding that sets a status is shown with it.
         is_told = f.implementation in controls or f.effect in STATUS_OF
         is_note = f.effect is Effect.NOTE and f.case_id
         if verbose or f.effect is Effect.INVALID or not (is_told or is_note):

@@ -38,7 +38,7 @@ OTHERS = {
     "direction": ("direction",),
     "status": ("status", "result", "verdict"),
 }
-# Column of a long table whose cells name the implementations.
+# Names of the column that names the implementations in a long table.
 NAMES = (
     *("implementation", "impl", "kernel", "provider", "backend", "method"),
     *("variant", "library", "algorithm", "name"),
@@ -69,7 +69,7 @@ class ForeignRow:
     cells: Mapping[str, str]
 
     def number_in(self, column: str | None) -> float | None:
-        """Return the cell as any number, NaN and infinity included, else None."""
+        """Return a cell's number, which may be NaN or infinite, or None if it has no number."""
         try:
             return float(self.cells.get(column or "", ""))
         except ValueError:
@@ -247,7 +247,7 @@ def _split(name: str) -> list[str]:
 def _find_times(column: str, unit: str, named: Collection[str]) -> Times | None:
     """Return the times of a column, or None if it holds none.
 
-    The implementation has the column's name without unit and `TYPICAL` words; "" in a long table.
+    The implementation has the column's name, without a unit and `TYPICAL` words at the end.
     """
     words = _split(column)
     if len(words) > 1 and words[-1] in UNITS_MS:
@@ -298,10 +298,10 @@ def _find_columns(columns: list[str], wanted: Mapping[str, Sequence[str]]) -> di
 
 
 def _find_settings(table: ForeignTable, columns: Sequence[str]) -> list[str]:
-    """Return the fewest columns that tell lines of the same sizes apart."""
+    """Return a few columns that tell lines of the same sizes apart."""
     cells = {c: [line.cells[c] for line in table.lines] for c in columns}
     settings = [c for c in columns if _is_setting(c, cells[c])]
-    # Prefer few values: a column that follows from others, such as batch times length, has more.
+    # Prefer columns with few values: batch times length, for example, has more than its factors.
     settings.sort(key=lambda c: len(set(cells[c])))
     naming = table.times[0].named_in
     cases: list[tuple[str, ...]] = [

@@ -22,7 +22,7 @@ CPU_REPEATS, CPU_MOVES = 9, 4
 REPEATS, FLOOR_REPEATS, CPU_FLOOR_REPEATS = 7, 50, 15
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
 OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us
-# With 50 pairs, medians on one GPU differ by up to 0.15 us, which is 4 % of a short kernel's time.
+# With far fewer pairs, the median's noise would be some percent of a short kernel's time.
 OFFSET_PAIRS = 400
 
 
@@ -64,14 +64,14 @@ def _measure_cuda(timer: Timer) -> Ceilings:
 
 
 def _measure_cpu(timer: Timer) -> Ceilings:
-    # Twice the last-level cache. If the cache is larger than it reports, the ceiling is too high.
+    # Twice the last-level cache. If the machine reports too few bytes, the ceiling is too high.
     source = flush()
     target = np.empty_like(source)
     moved = _measure_cpu_gb_s(timer, source, target)
     return Ceilings(
         tflop_s={"float32": _measure_cpu_tflop_s(timer)},
         timer_floor_ms=_measure_floor(timer, CPU_FLOOR_REPEATS),
-        # Measured twice, since another process may use a core for a while.
+        # This is measured twice, since another process may use a core for a while.
         copy_gb_s=max(moved, _measure_cpu_gb_s(timer, source, target)),
         cpu_flush_bytes=source.nbytes,
     )

@@ -74,7 +74,7 @@ class CudaTimer:
         while True:
             try:
                 sample, once = self._sampled(spin, call)
-            except RuntimeError as error:  # an event or a synchronise raises it late
+            except RuntimeError as error:  # an event or a synchronise raises late
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
             # A call may be late on purpose, to be made again: do not shorten after many late tries.
             if sample.gap_hidden and self._late[arm] <= MOST_LATE:
@@ -94,7 +94,7 @@ class CudaTimer:
 
     def _sampled(self, spin: int, call: Call) -> tuple[CallTime, _Once]:
         once = self._run_once(spin, call)
-        # Work on other streams that was not joined keeps the device busy after the event.
+        # Work on other streams that was not joined keeps the device busy after the end event.
         escaped_ms = once.waited_s * 1e3 if once.waited_s > self._escape_s else 0.0
         time_ms = self._start.elapsed_time(self._end) + escaped_ms
         host_us = once.host_s * 1e6 if once.hidden else 0.0
@@ -156,7 +156,7 @@ def lengthen_spin(cycles: int, host_s: float, before_s: float) -> int:
 
 
 def shorten_spin(cycles: int, beyond_s: float) -> int:
-    """Return the cycles of the next spin: half as many, if these surely take `beyond_s` seconds."""
+    """Return the cycles of the next spin: half as many, if these surely last for `beyond_s`."""
     half = max(cycles // 2, FIRST_CYCLES)
     return half if beyond_s * CYCLES_PER_S <= half else cycles
 
@@ -166,7 +166,7 @@ def l2_bytes(properties: Any) -> int:
     size: int | None = getattr(properties, "L2_cache_size", None)
     if size is not None:
         return size
-    from nsabench.machine.datasheet import find_unique  # only where torch is that old
+    from nsabench.machine.datasheet import find_unique  # only for an older torch
 
     sheet = find_unique(properties.name)
     return sheet.l2_mib << 20 if sheet else LARGEST_L2

@@ -44,13 +44,13 @@ HELD_BYTES = 2 << 30  # limit on the total memory of the calls prepared before a
 
 @dataclass
 class StopAtRatioCI:
-    """Stops when every candidate's ratio to the best baseline is known, or the budget is spent.
+    """Stops when all candidates' ratios to the best baseline are precise, or the budget is spent.
 
     After `MIN_ROUNDS_EVER` rounds the arms beyond `HOPELESS` leave, except candidates. Then the
     budget begins. After `min_rounds` only candidates and the baselines near the best one stay. The
     second best one also stays unless it takes half of the budget, since a check may yet reject the
     best one. Alternatives to the op stay or leave by the same rules, measured against the best
-    alternative. Each candidate's ratio to the best alternative must also be known.
+    alternative. Each candidate's ratio to the best alternative must also be precise.
     """
 
     model: RatioCI
@@ -145,7 +145,7 @@ class Collected:
     busy_s: float = 0.0  # in warm-up and timed calls, without the calls that are checked
 
     def finish(self, arm: CaseArm, last: Callable[[], None]) -> None:
-        """Make the last check of an arm that has samples; drop them if it fails."""
+        """Make the last check of an arm that has samples. If the check fails, drop the samples."""
         if arm.name not in self.samples:
             return
         try:
@@ -165,7 +165,7 @@ class Collected:
 
 
 def warm_up(arm: CaseArm, timer: Timer, seconds: float, out: Collected) -> None:
-    """Call an arm for `seconds`, and then until its times settle, at most four times as long."""
+    """Call an arm for `seconds`, and until its times settle, for at most `MAX_WARMUP * seconds`."""
     times: list[float] = []
     start = now_s()
     try:

@@ -42,7 +42,7 @@ class Timer(Protocol):
         ...
 
     def burst(self, calls: Sequence[Call], kept: int, keep: Keep = as_it_is) -> tuple[float, Any]:
-        """Make the calls back to back. Return the time until all work is done, in ms a call.
+        """Make the calls back to back. Return the time until all work is done, in ms per call.
 
         Also return the result of call `kept`, which `keep` copies after the clock has stopped.
         """
