@@ -16,7 +16,7 @@ from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
 
 LOST = 1 / 8  # a row is lost if its norm is at most this share of its norm in the oracle
-# Its norm in the oracle must also reach the rounding error of a typical row. In rows of fewer than
+# The norm in the oracle must also reach the rounding error of a typical row. In rows of fewer than
 # MANY elements (dgates has three) it must reach `row_ratio` times as much.
 MANY = 16
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
@@ -26,8 +26,8 @@ PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 class Errors:
     """Distances of a result from the float64 oracle.
 
-    worst_row: the largest relative error of a row (of the last axis). The result with the largest
-    ratio to `row_ratio` counts. worst_row_at: such as "output[4095, 7]".
+    worst_row: the largest relative error of a row (of the last axis). `worst` keeps the one with
+    the largest ratio to its limit. worst_row_at: the index of that row, "output[4095, 7]".
     rows_compared: how many rows of the output are compared; None if they are not sampled.
     """
 
@@ -66,10 +66,10 @@ def measure(
 ) -> Errors:
     """Measure the errors of a result [..., w] as a whole, and of its worst row [w], in float64.
 
-    The error of a row is relative to its norm in the oracle, or to `least_row` times a typical
-    row's norm if that is larger. The error of a lost row is always relative to its oracle's norm.
+    The error of a row is relative to its norm in the oracle or, unless the row is lost, to
+    `least_row` times a typical row's norm if that is larger.
 
-    factor: the result should be the oracle times this factor, so errors are divided by its size.
+    factor: the result should be the oracle times this factor, so errors are divided by abs(factor).
     sampled: compare only the rows that the oracle has computed.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
@@ -162,7 +162,7 @@ def is_rounding(errors: Errors, case: Case) -> bool:
 def check_values(
     name: str, output: Tensor, oracle: Tensor, case: Case, factor: float = 1.0, probe: bool = False
 ) -> Errors:
-    """Return the errors of a result. Raise `WrongValues` if the mean is too large or not finite.
+    """Return the errors of a result. Raise `WrongValues` if their mean is too large or not finite.
 
     probe: limit the relative L2 error instead of the mean, since the inputs may be large.
     """

@@ -27,7 +27,7 @@ def by_case(items: Iterable[T]) -> dict[str, list[T]]:
 
 
 def length_series(records: Iterable[Record]) -> list[list[Record]]:
-    """Group timed records by implementation and all but their length, the shortest first."""
+    """Return the length series of each implementation's timed records, the shortest case first."""
     groups: dict[Hashable, dict[int, Record]] = defaultdict(dict)
     for record in records:
         if record.median_ms is not None:

@@ -71,9 +71,9 @@ ROW_NOISE = {
 # The terms of dq cancel: they are large for a query with few keys, and the values saved by the
 # forward are rounded. The terms of any other gradient may also cancel.
 ROW_NOISE_OF_A_GRADIENT = 16.0
-# The error of a row is divided by the larger of two norms: its own norm, and a typical row's
-# times this factor (1 by default). In dv nothing cancels, and norms differ by a factor of 100: with
-# a causal mask only one query sees the last key. In rows below 1/64 weights may underflow.
+# The error of a row is divided by its norm or, if larger, a typical row's times this factor (1 by
+# default). In dv nothing cancels, and norms differ by a factor of 100: with a causal mask only one
+# query sees the last key. Below 1/64 of a typical row's norm, weights may underflow.
 LEAST_ROW = {"dv": 1 / 64}
 
 
@@ -90,7 +90,7 @@ def least_row(result: str) -> float:
 
 
 def is_seen(result: str, of_typical: float, resolved: float) -> bool:
-    """Return whether parity finds a lost row that should have `of_typical` of a typical norm."""
+    """Return whether parity finds a lost row whose norm should be `of_typical` of a typical one."""
     return of_typical > min(max(least_row(result), of_typical) * row_ratio(result), 1.0) * resolved
 
 

@@ -19,7 +19,7 @@ OVERCLOCKING = 1.05
 # A time leaps if it grows by over `LEAP` times the square of the work's growth. On an H200 that
 # factor is 15 to 44 if FlexAttention falls back to uncompiled code, and at most 2 otherwise.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # a baseline within this multiple of the best before its leap might be best
+IN_THE_RUNNING = 2.0  # a baseline within this multiple of the best before its leap might win
 
 GROWTH_OF_WORK = 4.0
 FLAT = 1.1  # a time that grows by less while the work grows by `GROWTH_OF_WORK` or more is flat
@@ -27,7 +27,7 @@ FILLED = 0.5  # a flat time is suspicious if its work alone takes at least this 
 # Launches and the latency of the first loads can hide work that takes less time than this.
 LAUNCH_FLOOR_MS = 0.02
 
-SLOW = 3.0  # no speed-up is quoted over what takes more than this multiple of the best baseline
+SLOW = 3.0  # no speed-up may be quoted over what takes this multiple of the best baseline's time
 FIXED_COST_MS = 0.2  # for the launches of an eager baseline, or its host code on a CPU
 FAR_FROM_ROOFLINE = 30.0
 HIDDEN = 0.5  # calls seem to wait for the device if spins hid the launch gaps of fewer samples

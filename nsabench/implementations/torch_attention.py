@@ -136,7 +136,7 @@ def aten_flash(
 ) -> Tensor:
     """Run the FlashAttention that torch bundles: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
-    window: the keys that a query sees; 0: all. causal: query and key are aligned at their ends.
+    window: how many keys a query sees; 0: all. causal: the mask, by which the last query sees all.
     """
     check_flash(q, v)
     if k.numel() == 0:

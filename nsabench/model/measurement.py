@@ -84,7 +84,7 @@ class Observation(Judged):
     compile_s: Number | None = None
     peak_mem_bytes: Whole | None = None
     config: str = ""
-    # The samples of two implementations were interleaved, as a ratio needs, if this is equal.
+    # Implementations with equal attempts were interleaved, as a ratio between them needs.
     attempt: Whole = 0
     samples: Samples = Samples()
     bursts: Bursts = Bursts()

@@ -6,7 +6,7 @@ from typing import Self
 
 NO_SPECIALISED = "no specialised baseline"  # the caution that a record may have
 TIMED_PHASES, PROBES = ("warm-up", "timing"), "probes"  # phases of a case in the worker
-# The note if a call waits for the device, or takes more host time than the longest spin.
+# The note about a call that waits for the device, or takes more host time than the longest spin.
 NO_ORDER = "it was not shown that its work is in the order of the stream: its call waits too long"
 
 

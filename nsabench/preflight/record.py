@@ -168,7 +168,7 @@ def _make_pointers(value: Any) -> Any:
 
 @contextmanager
 def recording(note: Callable[[Launchable], None]) -> Iterator[None]:
-    """Record launches instead of running kernels; of an autotuner, all configurations it keeps."""
+    """Record launches, and run no kernel. An autotuner launches each configuration it keeps."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         keywords = {name: _make_pointers(value) for name, value in kwargs.items()}

@@ -1,4 +1,4 @@
-"""Take a few wrong rows of a problem, and the keys that they select, to try many hypotheses."""
+"""Take a few wrong rows of a problem, and the keys that these select, to try many hypotheses."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nsabench import ops
 from nsabench.checker.diagnosis.search import FAR_OFF, Diagnosis
 from nsabench.ops import Inputs, Op
 
-# The most input elements of a thinned-out problem, unless LEAST_ROWS rows have more. With so few,
-# an oracle call takes milliseconds.
+# The most input elements of a thinned-out problem, unless LEAST_ROWS rows have more. With so few
+# elements, an oracle call takes milliseconds.
 ELEMENTS = 1 << 20
 LEAST_ROWS, MOST_ROWS = 2, 32
 
 # Maps inputs and the indices [R] of rows to the spans [R,n,2] of keys that these rows select.
 Spans = Callable[[Inputs, Tensor], Tensor]
 OtherInputs = Iterator[tuple[Diagnosis, Inputs]]
-# A mistake, and what rows select by mistake: spans, or lists of keys in which keys may be repeated.
+# A mistake, and what rows select because of it: spans, or lists of keys with possible repetitions.
 OtherKeys = Iterator[tuple[Diagnosis, Tensor | list[Tensor]]]
 
 
@@ -221,7 +221,7 @@ class Evidence:
         return rows.reshape(self.oracle.shape)
 
     def mae(self, expected: Tensor) -> float:
-        """Return the mean absolute error of finite marked vectors; inf if only half are finite."""
+        """Return the mean absolute error of finite marked vectors; inf if half are not finite."""
         off = (self.output - expected).abs().mean(-1)[self.marked]
         finite = off[off.isfinite()]
         return float(finite.mean()) if 2 * finite.numel() > off.numel() else math.inf

@@ -70,7 +70,7 @@ def _find_straight_line(e: Evidence) -> Iterator[Hypothesis]:
     yield mistake("constant-offset", offset=offset), lambda: e.oracle + offset
     factor = search.find_factor(e.output[e.marked], e.oracle[e.marked])
     if factor:  # a zero output has a hypothesis of its own
-        digits = 4 if abs(factor - 1) > 1e-3 else 7  # with four it might be "1"
+        digits = 4 if abs(factor - 1) > 1e-3 else 7  # four digits might be "1"
         yield mistake("constant-factor", factor=f"{factor:.{digits}g}"), lambda: e.oracle * factor
 
 

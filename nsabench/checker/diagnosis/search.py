@@ -20,7 +20,7 @@ TIME_LIMIT_S = 2.0  # seconds of CPU time, so that a busy machine does not cut a
 BUSY = 10.0  # the limit of wall time is this multiple of the limit of CPU time
 EXPLAINS = 0.2  # An explanation leaves at most this share of the error.
 SURE = 0.01  # The search ends at a hypothesis that leaves at most this share.
-BETTER = 0.9  # A hypothesis replaces the best earlier one if its error is below this share.
+BETTER = 0.9  # A better hypothesis leaves less than this share of the least earlier error.
 FAR_OFF = 4.0  # a vector is wrong if its error times this factor reaches the largest error
 EVERYWHERE = "every part of it"
 ROUNDING, SMALL = 4.0, 64.0
@@ -78,7 +78,7 @@ def explain(
             break
     if best is None or error > EXPLAINS * off:
         return None
-    # Up to ROUNDING times the error that is left, or 1 / SMALL of the largest, may be rounding.
+    # Vector errors of ROUNDING times the error left, or 1 / SMALL of the largest, may be rounding.
     where = locate(vector_errors > max(ROUNDING * error, float(vector_errors.max()) / SMALL))
     where = "" if where == EVERYWHERE else f" in {where}"
     errors = f" (mean error {off:.3g}, and {error:.2g} if the oracle makes this mistake)"

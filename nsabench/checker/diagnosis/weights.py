@@ -1,4 +1,4 @@
-"""Predict mistakes in how a row weighs its keys, and in which of its keys it reads.
+"""Predict mistakes in how a row weighs its keys, and in which of them it reads.
 
 Most predictions need the same exponentials, which are computed once.
 """
@@ -154,7 +154,7 @@ def _find_prefixes(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _find_prefix(keys: Keys, ranks: Tensor) -> int:
-    """Return the n for which the first n keys, by `ranks` [R,L], come nearest to the output."""
+    """Return the n for which the first n keys, by `ranks` [R,L], explain the output best."""
     # One head of a few rows is enough to tell prefixes apart.
     rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
     marked = keys.evidence.marked.reshape(-1, keys.heads)

@@ -42,7 +42,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The runs of an archive. broken: a sentence about each. stray: number of objects of no run."""
+    """The runs of an archive; of a broken run, a sentence. stray: the number of other objects."""
 
     sound: list[ArchivedRun]
     broken: list[str]

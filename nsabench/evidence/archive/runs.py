@@ -60,7 +60,7 @@ def remember(runs: Mapping[str, ArchivedRun]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_full = path.exists() and path.stat().st_size > MOST_BYTES
         with path.open("wb" if is_full else "ab") as file:
-            file.write("".join(["\n", *lines]).encode())  # half a line may precede
+            file.write("".join(["\n", *lines]).encode())  # the last line may be incomplete
 
 
 def key_of(location: str, stamps: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ MOST = 100  # segments of a table; if there are more, all are deleted and one is
 ROWS = 1 << 14  # rows with equal columns are written as soon as there are so many
 LONG_S = 24 * 3600.0  # no process takes so long to copy tables
 TYPES = {*ARROW.values(), pa.dictionary(pa.int32(), pa.string())}
-# Sorted, since the first part of a union decides whether a column is called `n` or `N`.
+# The parts are sorted, since the first part of a union decides whether a column is `n` or `N`.
 PARTS = """SELECT database_name, table_name FROM duckdb_columns() WHERE table_name LIKE 'part_%'
            GROUP BY ALL ORDER BY list(column_name ORDER BY column_index) DESC"""
 Connection = duckdb.DuckDBPyConnection
@@ -55,7 +55,7 @@ def make_view(connection: Connection, archive: Archive, table: str, runs: Runs) 
     with TemporaryDirectory(dir=folder if os.access(folder, os.W_OK) else None) as scratch:
         for path in paths:
             link = Path(scratch) / path.name
-            with suppress(OSError, duckdb.Error):  # it was removed, or is damaged
+            with suppress(OSError, duckdb.Error):  # the segment was removed or is damaged
                 if len(paths) > MOST:
                     path.unlink()
                     continue

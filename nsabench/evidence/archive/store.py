@@ -154,7 +154,7 @@ class Store:
 
 
 def _refuse_odd_variables() -> None:
-    """Raise `UsageError` if a value cannot be in a header, since obstore would panic."""
+    """Raise `UsageError` if a variable's value cannot be in a header: obstore would panic."""
     for name in _IN_HEADERS:
         if re.search(r"[^!-~]", os.environ.get(name, "")):
             raise UsageError(

@@ -1,6 +1,6 @@
 """The Triton kernels of the baselines query_major and split_keys.
 
-The heads of a group are rows of a tile, padded to a power of two from 16. Tensors are contiguous.
+The heads of a group are rows of a tile, padded to 16, 32, 64, … rows. All tensors are contiguous.
 
 In query_major, q [N,HQ,D], k [N,H,D], v [N,H,DV] hold all sequences. rows int32 [N,H,S] has the
 selected blocks, or -1. Block 0 of query n begins at token begin[n], int32 [N].

@@ -206,7 +206,7 @@ def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 class _Recall(torch.autograd.Function):  # type: ignore[misc]
-    """Computes or recalls an output and gradients. Scales recalled ones as `grads` is scaled."""
+    """Computes or recalls an output and gradients. Recalled gradients are scaled like `grads`."""
 
     @staticmethod
     def forward(ctx: Any, memory: _Training, call: Any, *tensors: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProb
 
 
 def describe(environment: Environment, *, torch: bool | None = None) -> list[Text]:
-    """Return labelled lines of a machine. torch: whether a line may need torch; None: all lines."""
+    """Return labelled lines of a machine. torch: only those that need torch, or (False) others."""
     return [
         Text.assemble((f"{label:{LABEL_WIDTH}}", "dim"), " ", line)
         for label, line in summarise(environment, environment.gpus)
