@@ -1,7 +1,7 @@
 """nsabench decides whether a custom GPU kernel is right, faster, and from which length.
 
 Register a function with `implementation`. The function raises `Unsupported` for a case that it
-cannot compute. Its `compile_ahead` yields a `KernelVariant` for each kernel without Triton.
+cannot compute. For kernels that are not in Triton, `compile_ahead` returns `KernelVariant`s.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -55,7 +55,7 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one implementation on one case. `baseline` is the best valid one."""
+    """The result of one implementation on one case. `baseline` is the best valid baseline."""
 
     case: Case
     record: Record
@@ -73,7 +73,7 @@ def check_file(
 ) -> list[CheckResult]:
     """Measure the implementations of the file and the baselines, in the same rounds.
 
-    `on_found` receives a step for each status that an implementation of the file has for the first
+    `on_found` receives a step for each status that an implementation of the file gets for the first
     time, before the implementation is timed.
     """
     sources = registry.sources(request.file, request.ops_file)

@@ -123,7 +123,7 @@ class Mailbox:
 def draw(
     case: Case, seed: int, device: str, probe: Probe | None = None
 ) -> tuple[Inputs, Tensor | None]:
-    """Draw inputs and, unless for a forward, the output's gradient: the same in every process."""
+    """Draw inputs and, except for a forward, the output's gradient: the same in every process."""
     from nsabench import ops
 
     op = ops.get(case.op)

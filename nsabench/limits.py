@@ -18,7 +18,7 @@ ENVIRONMENT = 8 * MIB
 
 LOG = 512 * MIB  # log.jsonl
 LOG_LINE = 16 * MIB
-LOG_LINES = 2_000_000  # each has a seal to check
+LOG_LINES = 2_000_000  # each line has a seal to check
 PRINTED = 64 * KIB  # the end of what a kernel printed
 
 CSV = 8 * MIB

@@ -30,9 +30,9 @@ def limit_memory() -> None:
 
 @contextmanager
 def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[BufferedReader]:
-    """Open a regular file of at most `most` bytes. Raises `OutOfBounds` for any other, `OSError`.
+    """Open a regular file of at most `most` bytes. Raises `OutOfBounds` for any other file.
 
-    A pipe or a device might never end. `flags` are more flags for `os.open`.
+    A pipe or a device might never end. `flags` are more flags for `os.open`, which may raise.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -65,7 +65,7 @@ def require_size(data: bytes, most: int) -> None:
 
 
 def parse_json(data: bytes, most: int, model: type[M]) -> M:
-    """Return the `model` in JSON without NaN and infinity. Raises `OutOfBounds` if it has none."""
+    """Parse JSON without NaN and infinity as a `model`. Raises `OutOfBounds` if this fails."""
     require_size(data, most)
     try:
         content = from_json(data, allow_inf_nan=False)  # `from_json` limits the depth

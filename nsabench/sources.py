@@ -23,7 +23,7 @@ from typing import TypeVar
 from nsabench.errors import UsageError
 from nsabench.model.source import Source
 
-IMPLEMENTATIONS = "nsabench.implementations"  # the groups of entry points
+IMPLEMENTATIONS = "nsabench.implementations"  # this and the next are groups of entry points
 OPS = "nsabench.ops"
 PUT_BACK = "restore it where it was, or start a new run."
 

@@ -42,7 +42,7 @@ class Triton:
 
 
 def find_tritons(folder: Path) -> dict[str, Path]:
-    """Return subfolders by their Triton. Raises `UsageError` without any, or if two are equal."""
+    """Return subfolders by version of Triton. Raises `UsageError` for none, or two of a version."""
     found: dict[str, Path] = {}
     for info in sorted(folder.glob("*/triton-*.dist-info")):
         version = info.name.removeprefix("triton-").removesuffix(".dist-info")
@@ -64,7 +64,7 @@ def find_tritons(folder: Path) -> dict[str, Path]:
 
 
 def parse(given: str, folder: Path | None = None) -> list[Triton]:
-    """Return the versions in a list or of `all`, oldest first. Install them without a `folder`."""
+    """Return the versions in a list or of `all`, oldest first. Without a `folder`, install them."""
     installed = targets.installed_triton()
     folders = {} if folder is None else find_tritons(folder)
     available = targets.locked_tritons() if folder is None else folders

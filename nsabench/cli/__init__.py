@@ -44,7 +44,7 @@ def main() -> None:
     if command:
         from nsabench.signing.secrecy import seclude  # its libraries would slow down --help
 
-        seclude()  # hide secrets from processes before any is started
+        seclude()  # hide secrets before any process is started
     if command in READING:
         from nsabench.reading import limit_memory
 

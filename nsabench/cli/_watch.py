@@ -1,4 +1,4 @@
-"""Call a check again whenever a file is saved. A save interrupts a check that runs."""
+"""Call a check again whenever a file is saved. A save interrupts a running check."""
 
 import signal
 import threading

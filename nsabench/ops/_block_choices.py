@@ -4,7 +4,7 @@ A query sees the blocks 0 to n-1 and has S slots: entries of block_indices, each
 selects S blocks, or all if n <= S. If S >= 3, the first block and the last two are among them, as
 in NSA (arXiv 2502.11089, section 4.1). The distribution chooses the others:
 
-- random, repeated, empty_rows, packed and the distributions of values: each with equal chance.
+- random, repeated, empty_rows, packed and distributions of values: each block with equal chance.
 - local: queries of a block share their choices; each query draws about one in eight anew.
 - dense: all blocks, so S must be large enough.
 - recorded: blocks that layers of a trained model chose on text that was new to the model.
@@ -33,7 +33,7 @@ DISTRIBUTIONS: tuple[str, ...] = (
 )
 FORCED = 3  # the first block and the last two
 FILE = "recorded.xz"
-CHANGED = 8  # in `local`, a query draws one of this many choices anew
+CHANGED = 8  # in `local`, a query draws about one of this many choices anew
 
 Ints = NDArray[np.int32]
 

@@ -1,4 +1,4 @@
-"""Ops that do not ship: from entry points of the group `nsabench.ops`, and from the user's file.
+"""Load ops that do not ship, from entry points of the group `nsabench.ops` and the user's file.
 
 The process that plans and reports imports this foreign code and has no torch, so the code may
 import torch only inside methods that make tensors.

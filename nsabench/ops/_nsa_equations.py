@@ -1,4 +1,4 @@
-"""The sizes of Native Sparse Attention, and its equations in float64 (arXiv 2502.11089)."""
+"""Define the sizes and, in float64, the equations of Native Sparse Attention (arXiv 2502.11089)."""
 
 from __future__ import annotations
 

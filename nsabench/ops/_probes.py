@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 SMALL = {"N": 3, "B": 2, "S": 3, "S_kv": 130, "n_spans": 2, "n_selected": 16}
 ABOVE_A_TILE, BELOW_A_TILE = 65, 63
 OTHER_SCALE = 3.0  # multiple of the default scale
-# The probe adds about this number to all logits, which does not change the softmax. exp(110)
-# overflows float32. `find_probe_limit` allows for the coarser rounding of such logits.
+# The probe of large logits adds about this number to each, which does not change the softmax.
+# exp(110) overflows float32. `find_probe_limit` allows for the coarser rounding of such logits.
 COMMON_LOGIT = 110.0
 ALIGNMENT = 16  # bytes
 OUTLIER, APART = 1000.0, 61  # one value of v in 61 is multiplied by 1000
 STRIDED = "strided inputs"
 # The probe and its length, by distribution. In `repeated`, queries need two blocks of 64 keys: to
-# count an only block twice changes no softmax.
+# count a query's only block twice changes no softmax.
 UNUSUAL = {"empty_rows": ("an empty selection", BELOW_A_TILE)}
 UNUSUAL["repeated"] = "blocks given twice", 130
 UNUSUAL["overlapping"] = "ranges that overlap", BELOW_A_TILE
@@ -48,7 +48,7 @@ def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
         if distribution in op.distributions:
             wanted[name] = length, distribution, _keep
     # This probe is last, since an unaligned load breaks the CUDA context. Its inputs are aligned
-    # to 16 bytes: on an H200, torch's attention with cuDNN breaks the context for fewer.
+    # to 16 bytes: on an H200, torch's attention with cuDNN breaks the context with fewer.
     wanted[f"inputs aligned to {ALIGNMENT} bytes"] = ABOVE_A_TILE, usual, _misalign
     small = {name: size for name, size in SMALL.items() if name in case.shape}
     if usual == "packed":  # `selection_blocks` packs sequences only if B is 1

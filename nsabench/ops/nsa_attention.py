@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIZES = ("block", "stride", "block_size", "n_selected", "window")
-TRIES = 64  # how often at most to draw a query again whose selection rounding could decide
+TRIES = 64  # the most times that a query is drawn again if rounding could decide its selection
 # Limits the float64 keys, values and weights of a chunk of queries to a quarter of a GiB.
 CHUNK_ELEMENTS = 1 << 25
-# Keys of a stride share a normal vector times the first factor, query heads of a group one times
-# the second. So, as in a model, neighbours are alike, and their mean represents them.
+# Keys of a stride share a normal vector times the first factor, query heads of a group another
+# times the second. So, as in a model, neighbours are alike, and their mean represents them.
 KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 

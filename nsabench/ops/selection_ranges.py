@@ -135,12 +135,12 @@ def _draw_rows(
     """Draw half-open spans [rows, count, 2]. If none is empty, their union has `selected` keys.
 
     - disjoint: equal spans with gaps, sorted. unsorted: disjoint spans in any order.
-    - touching: each begins where the last one ends.
+    - touching: each span begins where the one before it ends.
     - overlapping: every other span covers half of the next one.
     - mixed: rows have very unequal spans that select `selected` keys, and may have empty ones.
     - out_of_bounds: the first span begins before key 0, and the last ends after the last key.
     - reversed: every other span has its ends swapped and is empty.
-    - empty_rows: a quarter of the rows (at least one) is empty. all_empty: all rows are.
+    - empty_rows: a quarter of the rows (at least one) is empty. all_empty: all rows are empty.
     """
     rng = np.random.default_rng(seed)
     if distribution == "mixed":

@@ -118,7 +118,7 @@ class Listener:
 
 @dataclass
 class WorkerClient:
-    """Asks a worker. Starts its process for the first request, and a new one if it is lost."""
+    """Asks a worker: a process that is started for the first request, and again after its loss."""
 
     device: Device
     kernels: Path | None = None
@@ -128,7 +128,7 @@ class WorkerClient:
     run_folder: Path | None = None
     sandboxed: bool = True
     is_clean: bool = False  # whether the worker imports no candidate
-    is_forked: bool = True  # False if it only describes: a template would import too much
+    is_forked: bool = True  # False if the worker only describes: a template imports too much
     mailbox: int | None = None  # the descriptor of the memory for outputs
     on_step: Callable[[Step], None] = lambda step: None
 
@@ -152,7 +152,7 @@ class WorkerClient:
             imported = {source: plan.sources[source] for source in sources}
         kernels = Path(plan.kernels) if plan.kernels else None
         if kernels is not None:
-            # The digest tells it from the file of the op, which may have the same name.
+            # The digest tells the kernels from the file of the op, which may have the same name.
             own = Source.from_digest(kernels, plan.kernels_sha256)
             kernels = kernels if own in imported else None
         return cls(

@@ -79,7 +79,7 @@ class LogFile:
         self._signer = signer
 
     def append(self, *entries: Entry) -> None:
-        """Write and sync entries. Raises `VerificationFailed` if something else wrote to it."""
+        """Write and sync entries. Raises `VerificationFailed` after a write by something else."""
         assert self._signer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             raise VerificationFailed(

@@ -156,7 +156,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
 
 
 def refuse_long(plan: Plan) -> None:
-    """Raise `EnvironmentRefused` for a plan that a CPU, which decides nothing, takes long for."""
+    """Raise `EnvironmentRefused` if a CPU, which decides nothing, needs over half an hour."""
     seconds = sum(took.seconds for took in estimate(plan).values())
     if seconds > 30 * 60:
         raise EnvironmentRefused(

@@ -29,7 +29,7 @@ from nsabench.model.plan import Device
 from nsabench.signing.secrecy import is_secret
 from nsabench.worker.protocol import REPLY
 
-START_TIMEOUT_S = 180.0  # importing torch on a slow disk
+START_TIMEOUT_S = 180.0  # the time to import torch from a slow disk
 FORK_TIMEOUT_S = 20.0
 TEMPLATE = ("-P", "-m", "nsabench.worker")  # -P: import nothing from the current folder
 MOST_TEMPLATES = 2  # each takes some 300 MB

@@ -52,7 +52,7 @@ class CaseState:
 def state_of(
     plan: Plan, log: Log, purpose: Purpose, planned: PlannedCase, names: Sequence[str] = ()
 ) -> CaseState:
-    """Return the state of a case in a pass. A later pass without attempts is to measure `names`."""
+    """Return the state of a case in a pass. A later pass without attempts measures `names`."""
     attempts = log.attempts_of(purpose, planned.id)
     if purpose is Purpose.MAIN:
         names = planned.implementations

@@ -1,7 +1,7 @@
 """Find break-even lengths, from which an op is faster than what a model could run instead.
 
 There is one decision for each GPU, op, direction, head layout and regime. The fastest valid
-implementation of each case represents the op. From the break-even length the op is always faster.
+implementation of each case represents the op. From the break-even length, all cases are faster.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def schema(columns: Iterable[Column]) -> pa.Schema:
 
 
 def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
-    """Return why a table cannot be read as `columns`, or "". It must have all in `needed`."""
+    """Return why a table cannot be read as `columns`, or "". Columns `needed` must exist."""
     types, needed = {c.name: ARROW[c.type] for c in columns}, tuple(needed)
     # SQL does not distinguish `RUN_ID` from `run_id`, so it could read the wrong one.
     known = {name.lower(): name for name in types}

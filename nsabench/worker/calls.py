@@ -123,7 +123,7 @@ class Caller:
         self.was_right = False
         self.changed: dict[str, str] = {}  # descriptions of harmless settings that were set back
         self.graphs: list[tuple[torch.cuda.CUDAGraph, CallResult]] = []
-        self._settings = guard.settings()  # before its first call
+        self._settings = guard.settings()  # before any call
 
     def prepare(self, index: int) -> Ready:
         if not self.graphs:
@@ -274,7 +274,7 @@ class Outputs:
         """Mark and keep results. Raises `Failure` if those kept before have lost their mark."""
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(tensor) for tensor in result.results.values()]
-        with torch.inference_mode():  # its tensors can only be changed in this mode
+        with torch.inference_mode():  # its tensors cannot be changed outside of it
             for bits in self._kept:
                 bits.fill_(MARK)
         # No control reuses its buffers, and the results of all controls would fill the memory.

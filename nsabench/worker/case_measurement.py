@@ -265,7 +265,7 @@ class Precheck:
         self._early_exit = early_exit
         self._samples: dict[str, Samples] = {}
         self._failures: dict[str, Failure] = {}
-        self._call_ms: dict[str, float] = {}  # at most: a first call may compile
+        self._call_ms: dict[str, float] = {}  # upper bounds: a first call may compile
 
     def run(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
         """Call each baseline that may exit early; time slow ones, up to `ROUNDS` times."""

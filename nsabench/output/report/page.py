@@ -143,7 +143,7 @@ def _list_comparison(found: Comparison | None, prefix: str) -> dict[str, Any]:
 
 
 def _list_quantiles(facts: Facts) -> list[list[int] | None]:
-    """Return quantiles of each record's samples: relative distances from the median / `GRAIN`."""
+    """Return each record's quantiles: relative distances from its median, in units of `GRAIN`."""
     shares = np.linspace(0, 1, QUANTILES + 1)
     found: list[list[int] | None] = []
     for record in facts.records:

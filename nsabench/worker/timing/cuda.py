@@ -74,7 +74,7 @@ class CudaTimer:
         while True:
             try:
                 sample, once = self._sampled(spin, call)
-            except RuntimeError as error:  # an event or a synchronise raises late
+            except RuntimeError as error:  # an event or a synchronise raises an earlier error
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
             # A call may be late on purpose, to be made again: do not shorten after many late tries.
             if sample.gap_hidden and self._late[arm] <= MOST_LATE:
@@ -191,7 +191,7 @@ class Ran(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Launches of a call, and the sum of all kernels' times, even if some ran at once."""
+    """Launches of a call, and the sum of their times, even if some ran at once."""
 
     launches: int
     kernels_us: float
