@@ -75,7 +75,7 @@ gpu-self-check *arguments: install
 
 # One implementation against itself in 20 processes of three shapes: what does a process change? (CUDA)
 gpu-offsets: install
-    {{ python }} -m tools.process_offsets results/offsets
+    {{ python }} -m tools.process_offsets
 
 # How far off is the worst row of every honest implementation? Into results/worst-rows, on all GPUs
 gpu-worst-rows seconds="600" workers="14": install
