@@ -17,7 +17,7 @@ class Effect(Word):
     WRONG = "wrong", "the record is not ok: its output is wrong"
     IMPLAUSIBLE = "implausible", "the record is not ok: its time is impossible"
     INCONCLUSIVE = "inconclusive", "the verdict becomes inconclusive"
-    UNPROVEN = "unproven", "the verdict stands, but no control showed that a check behind it works"
+    UNPROVEN = "unproven", "the verdict stands, but no control proved a check that it rests on"
     NOTE = "note", "worth knowing; changes no verdict"
 
 

@@ -27,8 +27,8 @@ FILLED = 0.5  # a flat time is suspicious if its work alone takes at least this 
 # Launches and the latency of the first loads can hide work that takes less time than this.
 LAUNCH_FLOOR_MS = 0.02
 
-SLOW = 3.0  # no speed-up may be quoted over what takes this multiple of the best baseline's time
-FIXED_COST_MS = 0.2  # for the launches of an eager baseline, or its host code on a CPU
+SLOW = 3.0  # an implementation is slow if it takes over this multiple of the best baseline's time
+FIXED_COST_MS = 0.2  # granted for launches of an eager baseline, or for its host code on a CPU
 FAR_FROM_ROOFLINE = 30.0
 HIDDEN = 0.5  # calls seem to wait for the device if spins hid the launch gaps of fewer samples
 

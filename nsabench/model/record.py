@@ -289,7 +289,7 @@ class Record:
 
     @property
     def unproven_verdict(self) -> bool:
-        """Whether a check behind a clear verdict is unproven."""
+        """Whether the verdict is clear, but rests on an unproven check."""
         unclear = (None, Verdict.INVALID, Verdict.INCONCLUSIVE)
         return bool(self.unproven) and self.verdict not in unclear
 

@@ -85,7 +85,7 @@ class Catch(Word):
     DECLINED = "declined", "its trick has no effect on this case, or it cannot run on this device"
     UNPROVEN = (
         "unproven",
-        "the control failed before that check, was not faster, or had no valid baseline beside it",
+        "the control failed before that check, was not faster, or no valid baseline was timed",
     )
 
 
@@ -162,8 +162,8 @@ class Regime(Word):
 class Reference(Word):
     """The time that an implementation is compared with."""
 
-    BASELINE = "baseline", "the fastest valid baseline that was measured beside it"
-    ALTERNATIVE = "alternative", "the fastest valid alternative that was measured beside it"
+    BASELINE = "baseline", "the fastest valid baseline that was interleaved with it"
+    ALTERNATIVE = "alternative", "the fastest valid alternative that was interleaved with it"
 
 
 class Purpose(Word):

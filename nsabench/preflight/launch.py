@@ -13,7 +13,7 @@ from nsabench.model.vocabulary import BENIGN, Status
 
 
 class CompiledLaunch(Message):
-    """A launch, compiled by one Triton for one architecture. Without a cubin, figures are None."""
+    """A launch, compiled by one Triton for one architecture. Resources are None without a cubin."""
 
     key: str = Field("", description="equal for launches that compile to the same code")
     op: str
