@@ -24,7 +24,7 @@ def run(
     timeout_s: float,
     remedy: str = "check the network and the versions in combos.yaml.",
 ) -> None:
-    """Run a command. If it fails, raise `EnvironmentRefused` with the last lines of its output."""
+    """Run a command. If it fails, raise `EnvironmentRefused` with the last lines of its stderr."""
     if "uv" in command and not has("uv"):
         raise EnvironmentRefused("uv is not installed", "pip install 'nsabench[images]' (or uv).")
     try:

@@ -19,7 +19,7 @@ from nsabench.planning.narrow import Narrowed
 @click.option(
     "--intersection",
     is_flag=True,
-    help="Compare what runs with different plans have in common. Otherwise they are refused.",
+    help="Compare what runs with different plans have in common. Otherwise such runs are refused.",
 )
 @_options.where
 @click.option(

@@ -88,7 +88,7 @@ def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
     metavar="DIR",
     help="Folder of wheels to install, instead of an index.",
 )
-@click.option("--verbose", is_flag=True, help="Show what the daemon prints.")
+@click.option("--verbose", is_flag=True, help="Show what the Docker daemon prints.")
 def build(combo: str, base: str, wheelhouse: Path | None, verbose: bool) -> None:
     """Build the image of a combo.
 

@@ -24,8 +24,9 @@ from nsabench.sources import digest_of
 def command(run: Path, case: str, implementation: str, script: Path) -> None:
     """Write a script that calls one implementation.
 
-    FILE.py calls it on the inputs of one case, which are in FILE.pt. For a kernel of your file, it
-    needs no nsabench. Use it under a profiler or in a bug report. CASE is the start of an id.
+    FILE.py calls it on the inputs of one case, which are in FILE.pt. Run FILE.py under a profiler,
+    or send both files with a bug report. They need nsabench only if the implementation is
+    installed. CASE is the beginning of a case's id.
 
     Example: nsabench profile results/rows 25b3bbb3bf1c mine alone.py
     """

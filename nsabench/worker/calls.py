@@ -271,7 +271,7 @@ class Outputs:
             raise Failure(Status.WRONG, REJECTED)
 
     def keep(self, result: CallResult) -> None:
-        """Mark and keep results. Raises `Failure` if those kept before have lost their mark."""
+        """Mark and keep results. Raises `Failure` if the last results have lost their mark."""
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(tensor) for tensor in result.results.values()]
         with torch.inference_mode():  # its tensors cannot be changed outside of it

@@ -73,7 +73,7 @@ class RunComparison:
         return {name: row for name, row in values.items() if len(set(row)) > 1}
 
     def changes(self, later: int) -> list[tuple[ComparedCell, Shift]]:
-        """Return the cells whose status changed, the worst first."""
+        """Return the cells whose status changed, in the order of `Change`: broken cells first."""
         pairs = ((cell, cell.shifts[later]) for cell in self.cells)
         order = list(Change)
         changed = [pair for pair in pairs if pair[1].change]
