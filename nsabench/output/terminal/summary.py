@@ -147,7 +147,11 @@ def describe_end(finished: Finished, signed: str = "", *, width: int = WIDTH) ->
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    return wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    text = text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")  # `T = 32768` is one word
+    lines = wrap(
+        text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _describe_trust(finished: Finished, signed: str) -> str:

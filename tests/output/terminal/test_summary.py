@@ -212,9 +212,12 @@ def test_break_even_lengths_are_in_the_answer(tmp_path):
     plan = finished.plan.model_copy(update={"implementations": infos})
     results = replace(finished.results, records=paying)
     finished.folder.thresholds.unlink()
-    text = text_of(replace(finished, plan=plan, results=results))
+    finished = replace(finished, plan=plan, results=results)
+    text = text_of(finished)
     told = [f"{queries}/{keys} forward from T = 16384" for queries, keys in heads]
     assert f"nsa_attention pays by its kernels alone (device): {'; '.join(told)}" in text
+    for width in range(70, 90):  # no line ends within a length
+        assert show(finished, width=width).count("T = 16384") >= len(told)
 
 
 SIZES = ("B", "S", "G", "H", "D", "Dv", "S_kv", "n_spans", "L")
