@@ -21,7 +21,7 @@ FlashAttention = Callable[..., Tensor]  # takes the arguments of `aten_flash`
 
 # The most elements of a dense mask. Baselines with larger masks would be too slow to matter.
 MAX_MASK_ELEMENTS = 1 << 31
-TILE = 128  # a tile of a BlockMask has so many queries and so many keys
+TILE = 128  # a tile of a BlockMask has this many queries and this many keys
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -136,7 +136,7 @@ def aten_flash(
 ) -> Tensor:
     """Run the FlashAttention that torch bundles: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
-    window: how many keys a query sees; 0: all. causal: the mask, by which the last query sees all.
+    window: how many keys a query sees; 0: all. causal: a mask, aligned at the last query and key.
     """
     check_flash(q, v)
     if k.numel() == 0:

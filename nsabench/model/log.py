@@ -45,7 +45,7 @@ class Observed(Message):
 class Ended(Message):
     kind: Literal["ended"] = "ended"
     death: Death | None = None  # None: the worker answered, or the job was interrupted
-    interrupted: bool = False  # by a person, or by an error that the user must mend
+    interrupted: bool = False  # by a person, or by an error that the user must correct
     conditions: Conditions = Conditions()
     wall_s: float = 0.0
     measuring_s: float = 0.0  # the part of wall_s in kernels and compilation
@@ -63,7 +63,7 @@ class LogSigner(Message):
 class LogLine(Message):
     """A line of the log. Only the line that begins a session has a signer."""
 
-    previous: str = ""  # the sha256 of the line before
+    previous: str = ""  # the sha256 of the previous line
     entry: Annotated[Entry, Field(discriminator="kind")]
     signer: LogSigner | None = None
     seal: str = ""  # the signature of the line without this field, in base64

@@ -55,7 +55,7 @@ def run(
     with writing(cache, f"try again, or name another folder in {targets.CACHE_VARIABLE}"):
         cache.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=cache).close()
-    # The cache is an option and not a variable: workers with equal variables start faster.
+    # The cache is an option, since workers with equal environment variables share a parent.
     given = {"--cache": cache, "--kernels": kernels, "--ops": ops_file}
     options = [word for name, file in given.items() if file for word in (name, str(file))]
     compilers = [Compiler(task, options, done) for task in tasks if task.is_supported]
@@ -76,7 +76,7 @@ class Task:
     architecture: Architecture
     triton: str
     folder: Path | None  # the folder of this Triton; None: the installed one
-    ahead: bool  # also compile kernels of other compilers: in one task of each architecture
+    ahead: bool  # also compile kernels of other compilers; True in one task of each architecture
 
     @property
     def is_supported(self) -> bool:
@@ -196,7 +196,7 @@ class Compiler:
 
 
 def _find_diagnostic(log: str) -> str:
-    """Return the line of the log that tells the reason, which Triton's own error may not give."""
+    """Return `; ` and the line of the log with the reason, which Triton's error may lack; or ""."""
     lines = [line.strip()[:300] for line in log.splitlines()]
     for line in lines:
         if ": error: " in line or any(pattern.search(line) for _, _, pattern in SIGNATURES):

@@ -80,7 +80,7 @@ def diagnose_gradient(
 ) -> Diagnosis:
     """Return the known mistake that explains a wrong gradient, or else where it is off.
 
-    grad_out: the gradient of the output, up to a factor. name: of the wrong gradient, such as `dq`.
+    grad_out: the gradient of the output, up to a factor. name: the wrong gradient, such as `dq`.
     previous: the right gradient of the previous call, if that call had other inputs.
     """
     got, right = search.blank_left_out(op, got, right)

@@ -30,7 +30,7 @@ class Signature(Frozen):
 
 
 class Envelope(Frozen):
-    """Unknown fields are ignored, as the specification asks."""
+    """A DSSE envelope. Unknown fields are ignored, as the specification asks."""
 
     payload: str
     payloadType: str  # noqa: N815 (the specification's spelling)

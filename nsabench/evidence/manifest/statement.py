@@ -169,7 +169,7 @@ def require_same(what: str, value: object, expected: object, source: str = "") -
 
 
 def is_device(named: str, measured: str) -> bool:
-    """Return whether torch measured the device that NVML named. torch appends a MIG slice."""
+    """Return whether torch measured the device that NVML named. torch also names a MIG slice."""
     return measured == named or measured.startswith(f"{named} MIG ")
 
 

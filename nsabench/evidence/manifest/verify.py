@@ -102,7 +102,7 @@ def verify(
         else:
             report.details["manifest"] = "there is none"
         plan, logged = _check_contents(report)
-        with report.check("trust"):  # before anything is derived from a stranger's log
+        with report.check("trust"):  # tables are not derived from the log of a stranger
             if report.predicate is not None:
                 report.trust = trust_in(report.predicate, keyids, revoked, require)
             report.details["trust"] = report.trust
@@ -230,7 +230,7 @@ def _check_environment(folder: Path, predicate: Predicate | None) -> Environment
 def _check_origin(
     plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
 ) -> str:
-    """Check that one key signed log and manifest, and that the environment fits the log."""
+    """Check that the environment and the signers of the manifest fit the log."""
     software, device = logged.described.software, logged.described.device
     torch, gpu, measured = environment.software.torch, environment.gpu, device.name or ""
     if torch is not None:

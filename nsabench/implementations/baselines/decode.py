@@ -84,7 +84,7 @@ def gathered_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: An
 def selected_ranges(
     q: Tensor, k_cmp: Tensor, tokens: int, sizes: DecodeSizes, sm_scale: float
 ) -> Tensor:
-    """Return the first, the local and the highest scored blocks as ranges int32 [B,H,n,2]."""
+    """Return the first, the last LOCAL and the best scored blocks as ranges int32 [B,H,n,2]."""
     b, hq, d = q.shape
     h = k_cmp.shape[1]
     logits = (q.view(b, h, hq // h, d) @ k_cmp.mT).float() * sm_scale

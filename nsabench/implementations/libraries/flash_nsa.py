@@ -81,7 +81,7 @@ def flash_nsa_blocks(
     _calls.refuse_float32(q, FLASH_NSA.name)
     select = _function(SELECTED, "q", "k", "v", "topk", "sm_scale")
     size = options["block_size"]
-    # Selection ignores the sizes of compression, but the library refuses sizes that do not fit.
+    # Selection ignores the sizes of compression, but the library requires that they fit the block.
     sizes = {"block_size": size, "kernel_size": size, "stride": size, "top_n": blocks.shape[3]}
     _prepare_state(_torch.get_cu_seqlens(q, cu), **sizes)
     none = -(-q.shape[0] * q.shape[1] // size)  # larger than any block's number
