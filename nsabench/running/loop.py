@@ -60,7 +60,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._ahead = CompileAhead(self.plan, self.folder.path)
         self._executor: Executor | None = None
-        self._described: Described | None = None  # the machine
+        self._described: Described | None = None  # describes this machine
         self._is_open = False  # whether the session of this process has begun
         self._shows_steps = False
         self._compared: dict[int, list[Comparison]] = {}

@@ -148,7 +148,7 @@ class Assessment:
 
 
 def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessment:
-    """Apply the checks, and add `known`. Raises `UsageError` if the log is empty or foreign."""
+    """Apply the checks to a log, and add findings `known`. Raises `UsageError` for a bad log."""
     refuse_other_log(plan, log)
     ops.refuse_other(plan)
     if not log.sessions:

@@ -23,7 +23,7 @@ _add = np.add  # bound before foreign code is imported
 
 FOLD = 1021  # words in a row; a prime, so that no layout of heads or keys lines up with it
 WORD_BYTES = 8
-GATHERED_BYTES = 8 << 20  # to copy a larger tensor takes longer than to launch its sums
+GATHERED_BYTES = 8 << 20  # larger tensors are summed alone: a copy takes longer than a launch
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK_BYTES = 256 << 20  # bytes that are copied at a time
 INPUT, GRADIENT = "its input ", "the gradient of its output"

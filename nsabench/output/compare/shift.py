@@ -32,10 +32,10 @@ SHIPPED = "nsabench"
 
 @dataclass(frozen=True)
 class Shift:
-    """A later run compared with the first. `difference` is None if both runs declined the case.
+    """An implementation on a case in a later run, compared with the first run.
 
-    `ratio` is the time in the first run over that in the later one, with its 95 % interval. Times
-    within `band`, a fraction of the time, are the same.
+    `difference` is None if both runs declined the case. `ratio` is the first time over the later
+    time, with its 95 % interval. Times within `band`, a fraction of the time, are the same.
     """
 
     difference: Difference | None

@@ -60,8 +60,8 @@ class CudaTimer:
         self._start = _Event(enable_timing=True)
         self._end = _Event(enable_timing=True)
         self._spin: dict[str, int] = {}
-        self._late: Counter[str] = Counter()  # tries of an arm that were not hidden
-        self._exposed: Counter[str] = Counter()  # samples of an arm that no spin hid
+        self._late: Counter[str] = Counter()  # tries whose launch gap was not hidden
+        self._exposed: Counter[str] = Counter()  # samples whose launch gap no spin hid
         self._escape_s = max(MIN_ESCAPE_S, 4 * self._measure_sync_noise())
         self._flush_s = self._measure_flush()  # now that the device is warm
 

@@ -230,7 +230,7 @@ class _Bursting:
     bursts: Bursts = field(default_factory=Bursts)
 
     def goes_on(self, round_: int) -> bool:
-        if round_ < 0:  # warms up
+        if round_ < 0:  # round -1 warms up
             return not self.slow
         if round_ < 1 or self.spent_s < ARM_BUDGET_S:
             return True
