@@ -104,12 +104,6 @@ def test_the_base_is_pinned_by_digest():
     assert f"ARG BASE={COMBOS.base}\n" in (CHECKOUT.docker / "Dockerfile").read_text()
 
 
-def test_an_unknown_combo_is_named_with_the_nearest():
-    with pytest.raises(UsageError) as caught:
-        COMBOS.get("torch2.5.1-cu121")
-    assert "torch2.5.1-cu124" in caught.value.remedy
-
-
 class Client:
     """A daemon that notes what it is to create. forgets: requests for GPUs, as podman does."""
 

@@ -173,14 +173,6 @@ def test_a_version_without_the_function_is_unsupported(library):
         _calls.find_function(FLA, WHERE, "q", "k", "v")
 
 
-@pytest.mark.parametrize(
-    "call", [lambda q, k, v: None, lambda q, k, v, more=1: None, lambda *a, **o: None]
-)
-def test_a_version_with_the_same_parameters_is_called(library, call):
-    library.parallel_nsa = call
-    assert _calls.find_function(FLA, WHERE, "q", "k", "v") is call
-
-
 # The parameters of `parallel_nsa` in the wheels of fla-core 0.3.2, 0.5.2 and 0.6.0.
 PARAMETERS = (
     "q, k, v, g_cmp=None, g_slc=None, g_swa=None, block_indices=None, block_counts=16, "

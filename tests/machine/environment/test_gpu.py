@@ -35,13 +35,6 @@ def test_reads_the_whole_device(h200):
     assert absent == {}
 
 
-def test_the_power_limit_is_the_one_that_is_enforced(h200):
-    """A laptop enforces a lower limit than the one that `nvidia-smi` was told."""
-    h200(DeviceGetPowerManagementLimit=700_000, DeviceGetEnforcedPowerLimit=350_000)
-    [gpu] = read_gpus(H200, {})
-    assert (gpu.power_limit_w, gpu.power_default_w) == (350, 700)
-
-
 @pytest.mark.parametrize(("index", "used"), [(0, [True, False]), (1, [False, True])])
 def test_which_device_is_used(h200, index, used):
     h200(DeviceGetCount=2)

@@ -30,14 +30,6 @@ def test_it_has_the_sections_of_the_page_in_their_order(run, tmp_path):
     assert "`environment.json` cannot be read" in text
 
 
-def test_foreign_text_stays_text(run, tmp_path):
-    text = write_markdown(Facts.read(run), tmp_path).read_text()
-    assert "<script" not in text.replace("\\<script", "")
-    cases = text.partition("## selection_rows")[2].partition("##")[0]
-    tables = [line for line in cases.splitlines() if line.startswith("| ")]
-    assert len(tables) == 17 and len({len(re.findall(r"(?<!\\)\|", line)) for line in tables}) == 1
-
-
 def test_an_invalid_run_says_so_first_and_decides_nothing(invalid_run, tmp_path):
     text = write_markdown(Facts.read(invalid_run), tmp_path).read_text()
     summary = text.partition("## Decision")[2].strip()

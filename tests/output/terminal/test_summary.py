@@ -307,13 +307,3 @@ def test_a_verdict_has_its_regime_and_a_mark_that_is_explained(what, verdicts):
     assert all(word in words for word in verdicts.split()), text
     for mark in "*†":
         assert (f"\n{mark} " in text) is (mark in verdicts)
-
-
-def test_foreign_text_is_no_markup_and_is_cut_with_an_ellipsis():
-    reason = "ImportError: [/usr/lib/x.so] of [bold]"
-    console = terminal.console()
-    console.file, console.width = io.StringIO(), 240
-    crashed = record(role="baseline", status="crashed", reason=reason)
-    long = record(role="control", status="wrong", reason="x" * 101, caught="caught")
-    console.print(*on_terminal([tables.others([crashed, long])]))
-    assert reason in console.file.getvalue() and "x" * 99 + "…" in console.file.getvalue()
