@@ -54,8 +54,7 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
 
     readable, writable: files, and folders with all that is in them; device files cannot be made.
     listable: folders of which only file names can be read, also in folders below. From ABI 4, TCP
-    is refused. From ABI 6, signals to processes that are not restricted and connections to their
-    abstract sockets are also refused. Raises `OSError`.
+    is refused; from ABI 6, signals and abstract sockets of outer processes. Raises `OSError`.
     """
     version = abi()
     everything = handled(version)

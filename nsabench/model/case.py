@@ -26,8 +26,7 @@ class Frozen(BaseModel, frozen=True):
 class RatioCI(Strict):
     """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow.
 
-    Also stop after `max_rounds`, after `min_rounds` if `budget_s` seconds have passed, or after
-    twice `budget_s`.
+    Also stop after `max_rounds`, after `min_rounds` and `budget_s` seconds, or after twice as long.
     """
 
     kind: Literal["ratio_ci"] = "ratio_ci"

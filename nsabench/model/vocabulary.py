@@ -173,7 +173,7 @@ class Purpose(Word):
     CONFIRMATION = "confirmation", "cases with verdicts close to a limit, in another process"
     ISOLATED = (
         "isolated",
-        "baselines and alternatives that lost a case, timed again in a process without candidates",
+        "baselines and alternatives that were slower, timed again in a process without candidates",
     )
     CANARY = "canary", "one case that all shards of a plan measure, to compare their hosts"
 

@@ -25,8 +25,7 @@ def _watts(milliwatts: int) -> float:
     return milliwatts / 1000
 
 
-# Each entry: a field of `Gpu`, an NVML function without `nvmlDeviceGet`, its arguments after the
-# device, and the conversion of its result.
+# Each entry: a field of `Gpu`, the end of the name nvmlDeviceGet…, further arguments, a conversion.
 _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("name", "Name", (), str),
     ("compute_capability", "CudaComputeCapability", (), lambda pair: f"{pair[0]}.{pair[1]}"),
