@@ -64,6 +64,20 @@ def random_blocks(*size, keys, block_size, seed=0):
     return index.to(torch.int32).to(DEVICE)
 
 
+def paged(x, page, heads_last=False):
+    """Return a cache [B, H, S, D] as a pool of pages in some order, and its block table. Pages of
+    no entry hold NaN; ``heads_last``: as [pages, page, H, D] in memory."""
+    b, h, s, d = x.shape
+    n = -(-s // page)
+    order = torch.randperm(b * n + 3, generator=torch.Generator().manual_seed(page))[: b * n]
+    order = order.to(DEVICE)
+    pool = x.new_full((b * n + 3, page, h, d), math.nan)
+    whole = pad(x, (0, 0, 0, n * page - s)).unflatten(2, (n, page))
+    pool[order] = whole.permute(0, 2, 3, 1, 4).flatten(0, 1)
+    pool = pool.transpose(1, 2)
+    return pool if heads_last else pool.contiguous(), order.view(b, n).to(torch.int32)
+
+
 def doubled(tensors):
     """Return the tensors without their history. Floating dtypes become float64."""
     return {

@@ -15,11 +15,10 @@ def called(case, **options):
     return dataclasses.replace(case, call=lambda **x: case.call(**x, **options))
 
 
-@pytest.mark.parametrize("blocks", [5, 17])
-def test_tokens_before_the_first_sequence_see_nothing(blocks):
+def test_tokens_before_the_first_sequence_see_nothing():
     """Few queries without a gradient take a kernel that reads every block they chose."""
-    case = make(NAME, t=40, hq=2, h=2, blocks=blocks)
-    case.tensors["cu_seqlens"] = ints(3, 8, 8, 27, 36)
+    case = make(NAME, t=28, hq=2, h=2, blocks=17)
+    case.tensors["cu_seqlens"] = ints(3, 5, 5, 24, 26)
     agree(NAME, case)
     *given, cu = case.tensors.values()
     got = torch.ops.nsa_kernels.block_query_major(*given, cu, 16, 0.25)

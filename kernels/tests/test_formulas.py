@@ -37,9 +37,9 @@ SHAPES = {
         {"t": 70, "hq": 4, "h": 2, "blocks": 4},
         {"b": 2, "t": 40, "hq": 6, "h": 2, "dv": 24, "blocks": 3},
         {"t": 33, "hq": 1, "d": 40, "blocks": 17},  # more than a kernel unrolls
-        {"t": 130, "hq": 64, "blocks": 2, "block_size": 64},
+        {"t": 70, "hq": 64, "blocks": 2, "block_size": 64},
     ],
-    "plan_blocks": [{"t": 70, "hq": 4, "h": 2, "blocks": 33}],
+    "plan_blocks": [{"t": 36, "hq": 4, "h": 2, "blocks": 33}],
     "sliding_window": [
         {"t": 1, "hq": 1, "window": 1},
         {"b": 2, "t": 70, "hq": 4, "h": 2, "d": 32, "dv": 48, "window": 1},
@@ -63,7 +63,7 @@ SHAPES = {
         {"t": 50, "block": 32, "stride": 16},
     ],
     "nsa_attention": [
-        {"b": 2, "t": 90, "hq": 4, "h": 2, "block": 8, "stride": 4, "n_selected": 4, "window": 20}
+        {"t": 90, "hq": 4, "h": 2, "block": 8, "stride": 4, "n_selected": 4, "window": 20}
     ],
 }
 
@@ -93,7 +93,7 @@ PACKED = {
         sizes_of(hq=st.sampled_from([2, 16]), window=st.integers(1, 100) | st.just(2**31)),
     ),
     "compressed_attention": (
-        lengths(120),
+        lengths(80),
         sizes_of(hq=st.sampled_from([2, 16]), block=st.just(32), stride=st.just(16)),
     ),
     "nsa_attention": (

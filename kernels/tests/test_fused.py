@@ -162,13 +162,6 @@ def test_a_plan_of_what_a_top_n_chose_needs_no_look_for_repetitions(kind, packed
     assert looked.count.sum() > 0
 
 
-def test_blocks_behind_a_query_are_never_read():
-    given = scores("any", 48, 16)
-    behind = torch.arange(16)[None, :] > torch.arange(48)[:, None] // 8
-    hidden = given.masked_fill(behind[None, :, None].to(DEVICE), float("inf"))
-    assert torch.equal(choose_blocks(given, 4, 8), choose_blocks(hidden, 4, 8))
-
-
 def test_blocks_of_packed_sequences_are_those_of_each_alone():
     cu = offsets(LENGTHS)
     total = int(cu[-1])

@@ -8,7 +8,6 @@ from nsa_kernels.launch import sizes
 from triton.runtime.jit import KernelInterface
 
 LIMIT = 65_535
-Tensors = tuple[torch.Tensor, ...]
 
 
 def sequences(b, t, hq, h, d=16):

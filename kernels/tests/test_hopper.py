@@ -2,22 +2,20 @@
 both directions of blocks; and that these kernels compile. Results are tested on such a GPU
 (``gpu/test_*_hopper*_gpu.py``)."""
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Callable
 
+import pyarrow.parquet as pq
 import pytest
 import torch
-from compiled import compiled
 from nsa_kernels.band import backward, hopper, hopper_backward
-from nsa_kernels.band.backward import band_backward
-from nsa_kernels.band.config import Tiles
 from nsa_kernels.band.geometry import Band
 from nsa_kernels.jit.compat import TRITON_VERSION
 from nsa_kernels.launch.device import Device, runs_gluon
 from nsa_kernels.launch.gated import Gated
-from nsa_kernels.scoring import block_scores as module
 from nsa_kernels.scoring import hopper as scoring
-from nsa_kernels.scoring.block_scores import ScoreTiles, block_scores
 from nsa_kernels.selection.blocks import backward as blocks_backward
 from nsa_kernels.selection.blocks.config import BlockConfig, hopper_backward_fits, hopper_fits
 from nsa_kernels.selection.blocks.plan import build_plan
@@ -27,8 +25,6 @@ T, HQ, H, D = 4096, 16, 4, 128
 WINDOW, COMPRESSED = Band(1, 1, 512), Band(32, 16, 0)
 BOTH, OF_TRITON = {"launch_dq", "launch_dkv"}, {"band_dq_kernel", "band_dkv_kernel"}
 SHARED_BYTES = 227 << 10  # what a program may have on Hopper
-Tensors = tuple[torch.Tensor, ...]
-Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -126,60 +122,6 @@ def test_packed_sequences_and_blocks_of_other_sizes_go_to_triton():
     assert not runs_gluon(torch.device("cpu"))
 
 
-def test_scores_of_given_tiles_are_tritons_and_those_of_all_blocks_are_cleared_first(monkeypatch):
-    taken = note_launches(monkeypatch)
-    monkeypatch.setattr(scoring, "launch_scores", lambda *_: taken.append("hopper"))
-    monkeypatch.setattr(module, "clear", lambda _: taken.append("clear"))
-    q, k, *_ = drawn(n=255)
-    given = q, k, torch.empty(1, HQ, T, device="meta"), COMPRESSED, 64, 0.1
-    block_scores(*given, visible=True)
-    block_scores(*given)
-    block_scores(*given, visible=True, tiles=ScoreTiles(32, 64, 4, 1))
-    cu = torch.empty(2, dtype=torch.int32, device="meta")
-    block_scores(*given, cu, cu, visible=True)
-    assert taken == ["hopper", "clear", "hopper", *["block_scores_kernel"] * 2]
-
-
-@pytest.mark.parametrize("t", [1, 64, 1984, 3968, 3969, 4096, 20001])
-def test_pieces_are_tiles_of_queries_with_the_pairs_that_they_see(t):
-    seen = sum(tile // scoring.PAIR + 1 for tile in range(-(-t // scoring.ROWS)))
-    assert scoring.pieces_of(t, 3) == 3 * seen
-
-
-@pytest.mark.parametrize(
-    ("changed", "launched"),
-    [
-        *(({"tensors": drawn(**x)}, BOTH) for x in ({}, {"t": 4103}, {"b": 2})),
-        ({"tensors": drawn(dtype=torch.float16)}, BOTH),
-        ({"band": COMPRESSED}, BOTH),
-        # Each batch is a launch: two walks of 32 shares at most do not fill a device.
-        (
-            {"tensors": tuple(x[:, :255, :1] if i in (1, 2) else x for i, x in enumerate(drawn()))}
-            | {"band": COMPRESSED},
-            {"launch_dq", "band_dkv_kernel"},
-        ),
-        ({"tensors": drawn(t=8192, hq=3 * H)}, {"band_dq_kernel", "launch_dkv"}),
-        ({"tensors": (*drawn()[:3], drawn(dtype=torch.float32)[3])}, OF_TRITON),
-        ({"tensors": drawn(t=2048)}, OF_TRITON),
-        ({"tensors": drawn(t=1040, b=4)}, OF_TRITON),
-        ({"gated": False}, OF_TRITON),
-        ({"tiles": (Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 3))}, OF_TRITON),
-        ({"band": Band(1, 1, 512, table(), table(), 3)}, OF_TRITON),
-    ],
-)
-def test_backwards_of_branches_of_a_gated_sum(changed, launched, monkeypatch):
-    given = {"tensors": drawn(), "band": WINDOW, "gated": True, "tiles": None, **changed}
-    names = note_launches(monkeypatch)
-    for name in BOTH:
-        monkeypatch.setattr(hopper_backward, name, lambda *_, name=name: names.append(name))
-    monkeypatch.setattr(backward, "add_shares", lambda *_: None)
-    q, k, v, grad = given["tensors"]
-    lse, gate, rest = torch.empty(3, q.shape[0], q.shape[2], q.shape[1], device="meta")
-    of = Gated(gate, rest, None) if given["gated"] else None
-    band_backward(q, k, v, q, lse, grad, None, given["band"], 0.1, given["tiles"], of)
-    assert set(names) == launched
-
-
 def of_blocks(hq=16, h=4, d=D, dv=D, dtype=torch.bfloat16, n=70):
     """Return q, k, v, lse and the gradient of the output, on no device."""
     room = [(hq, d), (h, d), (h, dv), (hq, dv)]
@@ -264,6 +206,23 @@ include:
   - {B: 1, T: 8192, HQ: 64, H: 4, D: 128, block: 32, stride: 16, block_size: 64, n_selected: 16,
      window: 512}
 """
+
+
+def compiled(folder, matrix, architectures):
+    """The table that `nsabench preflight` leaves of a matrix: a row for each variant of each
+    kernel. folder: is there, and takes its files."""
+    file, table = folder / "matrix.yaml", folder / "compiled.parquet"
+    file.write_text(matrix)
+    command = [sys.executable, "-m", "nsabench", "preflight", file, "--arch", architectures]
+    done = subprocess.run(
+        [*command, "--out", table],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return pq.read_table(table).to_pylist()
 
 
 @pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")

@@ -12,7 +12,7 @@ from cases import DEVICE
 from conformance import CALLS
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
-from nsa_kernels.launch.device import normalised, on_its_device
+from nsa_kernels.launch.device import on_its_device
 from nsa_kernels.launch.replay import replayed
 from triton.runtime.errors import OutOfResources
 
@@ -163,23 +163,6 @@ def test_a_replayed_call_reads_a_negative_view_as_what_it_stands_for():
             check(call, *views, 2.0)
 
 
-@pytest.mark.parametrize("minus", [False, True], ids=["as it is", "negative"])
-@pytest.mark.parametrize("of", ["rows", "transposed", "with gaps", "expanded", "nothing"])
-def test_a_launch_reads_elements_of_the_last_dimension_side_by_side(of, minus):
-    x = negative(randn(8, 8)) if minus else randn(8, 8)
-    x = {
-        "rows": lambda: x[1::2, 3:6],
-        "transposed": lambda: x.t(),
-        "with gaps": lambda: x[:, ::2],
-        "expanded": lambda: x[:, 2:3].expand(8, 5),
-        "nothing": lambda: x[:0],
-    }[of]()
-    got = normalised(x)
-    assert torch.equal(got, x) and not got.is_neg() and got.stride(-1) == 1
-    copied = got is not x
-    assert copied == (minus or of not in ("rows", "nothing"))
-
-
 @pytest.mark.parametrize("call", ["sliding_window", "block_selection_attention", "nsa_attention"])
 def test_a_negative_gradient_is_read_as_what_it_stands_for(call):
     case = cases.make(call, t=5)
@@ -326,40 +309,3 @@ def test_every_public_call_is_replayed_as_one(name):
             else:
                 cases.agree(name, dataclasses.replace(case, tensors=tensors))
     assert launches.call_count == (2 if name == "compressed_attention_with_scores" else 1)
-
-
-BACKWARDS = {
-    "selection_ranges": 1,
-    "block_selection_attention": 1,
-    "sliding_window": 1,
-    "compressed_attention": 1,
-    "nsa_attention": 2,  # its own, and one for the means
-}
-PACKED = ("sliding_window", "nsa_attention")
-
-
-@pytest.mark.parametrize(
-    ("name", "packed"), [(name, False) for name in BACKWARDS] + [(name, True) for name in PACKED]
-)
-def test_every_backward_is_replayed(name, packed):
-    case = cases.make(name, b=1 if packed else 2, t=5)
-    cu = {"cu_seqlens": cases.offsets((2, 3))} if packed else {}
-    for turn in range(3):
-        given = {
-            key: x.roll(turn).requires_grad_() if x.is_floating_point() else x
-            for key, x in case.tensors.items()
-        }
-        leaves = [given[key] for key in case.leaves]
-        got = cases.results(case.call(**given, **cu))
-        with counted() as launches:
-            # The gradient of a sum comes expanded. Where it is copied the signature is the same.
-            if turn == 1 and name not in ("sliding_window", "compressed_attention"):
-                others = [x.masked_fill(x.isinf(), 0.0).sum() for x in got[1:]]
-                torch.autograd.grad(sum(others, got[0].sum()), leaves)
-            else:
-                found = cases.gradients(got, leaves, False)
-    assert launches.call_count == BACKWARDS[name]
-    exact = cases.doubled(given)
-    of = [exact[key].requires_grad_() for key in case.leaves]
-    wanted = cases.gradients(cases.results(case.formula(**exact, **cu)), of)
-    cases.check_gradients(found, wanted, torch.float32)

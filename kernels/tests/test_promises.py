@@ -17,8 +17,8 @@ LARGER = {
     "selection_rows": {"b": 2, "t": 1, "n": 700, "d": 64, "dv": 64},  # in several shares
     "selection_varlen": {"t": 3, "n": 700},
     "selection_ranges": {"t": 3, "n": 150, "spans": 4},
-    "block_selection_attention": {"t": 130, "blocks": 8},
-    "nsa_attention": {"t": 90, "hq": 4, "h": 2},
+    "block_selection_attention": {"t": 66, "blocks": 8},
+    "nsa_attention": {"t": 50, "hq": 4, "h": 2},
     "select_blocks": {"t": 7},
 }
 
@@ -40,7 +40,7 @@ def reversed_in_memory(x):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_runs_agree_in_any_layout_and_keep_their_inputs(name):
-    case = make(name, **{"t": 70, **LARGER.get(name, {})})
+    case = make(name, **{"t": 34, **LARGER.get(name, {})})
     before = {key: x.clone() for key, x in case.tensors.items()}
     odd = {key: reversed_in_memory(x) for key, x in case.tensors.items()}
     first, again, other = (
@@ -108,7 +108,7 @@ def test_keys_that_no_query_sees_have_no_gradient_whatever_they_hold(name, held,
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_a_gradient_in_any_layout(name):
-    case = make(name, t=33)
+    case = make(name, t=17)
     leaves = [case.tensors[key].requires_grad_() for key in case.leaves]
     out = results(case.call(**case.tensors))[0]
     weight = torch.randn(out.shape, device=DEVICE)
@@ -116,17 +116,6 @@ def test_a_gradient_in_any_layout(name):
         got, want = (torch.autograd.grad(out, leaves, x, retain_graph=True) for x in (odd, weight))
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", [x for x in conformance.NO_BACKWARD if x in FUNCTIONS])
-def test_a_call_without_a_backward_refuses_each_input_that_wants_one(name):
-    case = make(name)
-    for key in case.leaves:
-        given = {**case.tensors, key: case.tensors[key].clone().requires_grad_()}
-        with pytest.raises(ValueError, match="has no backward"):
-            case.call(**given)
-        with torch.no_grad():
-            assert not results(case.call(**given))[0].requires_grad
 
 
 def of_policy(policy):
@@ -198,13 +187,13 @@ def test_one_graph_has_the_same_results_and_gradients(name):
 
 def operators():
     """Return arguments of operators that torch can call by itself."""
-    band, near = make("compressed_attention", t=40, block=8, stride=4), make("sliding_window", t=40)
+    band, near = make("compressed_attention", t=24, block=8, stride=4), make("sliding_window", t=24)
     spans = make("selection_ranges", t=2, n=20, spans=2).tensors.values()
-    blocks = make("block_selection_attention", t=40, hq=4, h=2, blocks=3).tensors.values()
+    blocks = make("block_selection_attention", t=24, hq=4, h=2, blocks=3).tensors.values()
     (q, k, v), (_, k_cmp, v_cmp) = near.tensors.values(), band.tensors.values()
-    whole = (q, k, v, k_cmp, v_cmp, make("nsa_attention", t=40).tensors["gates"])
+    whole = (q, k, v, k_cmp, v_cmp, make("nsa_attention", t=24).tensors["gates"])
     *qkv, index = blocks
-    cu, numbers, ops = offsets((25, 15)), (8, 4, 16, 4, 20, 0.25), torch.ops.nsa_kernels
+    cu, numbers, ops = offsets((15, 9)), (8, 4, 16, 4, 20, 0.25), torch.ops.nsa_kernels
     return {
         "attend_band": (q, k_cmp, v_cmp, None, None, 8, 4, 0, 0.25),
         "attend_band, a window": (q, k, v, cu, cu.clone(), 1, 1, 20, 0.25),
@@ -214,10 +203,10 @@ def operators():
         "block_plan": (index, cu, 16, 32),
         "block_query_major": (*qkv, index, cu, 16, 0.25),
         "block_major": (*qkv, *ops.block_plan(index, cu, 16, 32), 16, 0.25, 1 << 30),
-        "key_offsets": (cu, 40, 8, 4),
-        "means_of_blocks": (k, k, 8, 4, cu, ops.key_offsets(cu, 40, 8, 4)),
+        "key_offsets": (cu, 24, 8, 4),
+        "means_of_blocks": (k, k, 8, 4, cu, ops.key_offsets(cu, 24, 8, 4)),
         "attend_whole": (*whole, None, None, *numbers),
-        "attend_whole_kept": (*whole, cu, offsets((5, 2)), *numbers),
+        "attend_whole_kept": (*whole, cu, offsets((2, 1)), *numbers),
     }
 
 

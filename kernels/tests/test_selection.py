@@ -54,14 +54,6 @@ def test_a_config_is_refused_that_leaves_heads_or_keys_out(name):
         forward(name, configured(case, whole))
 
 
-@pytest.mark.parametrize("length", [100, 200, 256, 512])
-def test_a_config_is_refused_whose_shares_a_row_does_not_fill(length):
-    config = chosen("selection_rows", make("selection_rows", t=1, n=1024))
-    assert config.splits * config.chunk >= 1024 and config.splits > 1
-    with pytest.raises(ValueError, match=f"rows of {length} keys"):
-        forward("selection_rows", configured(make("selection_rows", t=1, n=length), config))
-
-
 @pytest.mark.parametrize("name", SHORT)
 def test_no_rows_have_a_config(name):
     assert chosen(name, make(name, b=0)).head_tiles == 1

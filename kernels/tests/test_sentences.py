@@ -1,7 +1,6 @@
 """Wrong arguments are refused at the call that is wrong, by a sentence that names the call."""
 
 import re
-from collections.abc import Callable
 
 import nsa_kernels
 import pytest
@@ -23,7 +22,6 @@ ATTENTION = [name for name in FUNCTIONS if name not in ("select_blocks", "gated_
 FLOAT64 = ("selection_attention", "packed_sdpa", "block_selection_attention", "plan_blocks")
 OFF = {"policy": Policy(enabled=False)}
 SPEAKS = re.compile("|".join([*nsa_kernels.__all__, "packed_sdpa"]))
-Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def refused(name, error=ValueError, dtype=torch.float32, **changes):
@@ -77,6 +75,7 @@ def twice(axis):
 LONG, HALF, FLOAT = torch.Tensor.long, torch.Tensor.half, torch.Tensor.float
 FITS = [
     ("selection_rows", ValueError, {"k": without_last(1)}),
+    ("selection_rows", ValueError, dict.fromkeys("qkv", lambda x: x.to("meta"))),
     ("selection_varlen", TypeError, {"cu_seqlens": LONG}),
     ("selection_varlen", ValueError, {"cu_seqlens": without_last(0)}),
     ("selection_varlen", ValueError, {"k": lambda k: k[None]}),

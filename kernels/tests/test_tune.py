@@ -60,45 +60,6 @@ def test_unsplit_rows_keep_memory_busy(rows, monkeypatch):
     assert got.splits == 1 and max(rows // 132, 1) * ahead >= 60_000
 
 
-def of_spans(rows, keys, monkeypatch):
-    """Return the configuration for 16 heads on spans of ``keys`` keys in total, with an H200's
-    multiprocessors."""
-    monkeypatch.setattr(
-        "nsa_kernels.selection.ranges.config.device_limits", lambda device: Device(132, 227 << 10)
-    )
-    return ranges_config.__wrapped__(rows, 16, 16, 65536, 128, 128, keys, torch.bfloat16, CPU)
-
-
-@pytest.mark.parametrize(
-    ("rows", "keys", "splits"),
-    [(4, 1024, 16), (4, 256, 4), (32, 1024, 4), (64, 1024, 4), (88, 1024, 3), (99, 1024, 1)],
-)
-def test_few_rows_of_spans_are_split_to_a_program_or_two_a_multiprocessor(
-    rows, keys, splits, monkeypatch
-):
-    assert of_spans(rows, keys, monkeypatch).splits == splits
-
-
-@pytest.mark.parametrize("rows", [99, 128, 132, 160, 256, 384])
-def test_unsplit_spans_keep_memory_busy(rows, monkeypatch):
-    got = of_spans(rows, 2048, monkeypatch)
-    ahead = (got.num_stages - 1) * got.block_l * (128 + 128) * 2
-    assert got.splits == 1 and min(rows, 264) / 132 * ahead >= 60_000
-
-
-@pytest.mark.parametrize("rows", [1, 8, 33, 40, 66])
-def test_two_short_shares_are_not_made(rows, monkeypatch):
-    monkeypatch.setattr(
-        "nsa_kernels.selection.rows.config.device_limits", lambda device: Device(132, 227 << 10)
-    )
-    splits = set()
-    for length in range(100, 2100, 19):
-        got = rows_config.__wrapped__(rows, 8, length, 128, 128, torch.bfloat16, CPU)
-        assert got.splits != 2 or got.chunk >= 512, length
-        splits.add(got.splits)
-    assert len(splits) > 1, "no row was split"
-
-
 def test_the_file_is_read_back(tmp_path, monkeypatch):
     monkeypatch.setenv("NSA_KERNELS_CACHE", str(tmp_path))
     tiles = {"rows-many-wide-512": (64, 4, 2), "ranges-some-wide-64": (32, 2, 4)}

@@ -20,7 +20,6 @@ DTYPES = [torch.bfloat16, torch.float16]
 HEADS = [(64, 4), (32, 8), (16, 2)]
 LENGTHS = [4096, 4103, 8192]
 WINDOWS = (63, 512, 1 << 30)
-Tensors = tuple[torch.Tensor, ...]
 
 
 def gates(*size):

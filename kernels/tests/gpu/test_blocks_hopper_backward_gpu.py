@@ -3,8 +3,6 @@
 formula, for groups, lengths, packed and strided inputs, chunks, gates and sums. Two calls must
 agree to the bit."""
 
-from collections.abc import Callable
-
 import nsa_kernels
 import pytest
 import torch
@@ -17,8 +15,6 @@ from triton.runtime.jit import KernelInterface
 
 pytestmark = pytest.mark.usefixtures("on_hopper")
 
-Tensors = tuple[torch.Tensor, ...]
-Ways = Callable[[Callable[[], Tensors]], tuple[Tensors, Tensors]]
 D, SCALE = 128, 128**-0.5
 HERE, TRITON = "hopper_backward_kernel", "backward_kernel"
 DTYPES = [torch.float16, torch.bfloat16]

@@ -1,8 +1,6 @@
 """The main launch of block selection in Gluon (``selection/blocks/kernels/hopper.py``) against the
 one in Triton and the formula: groups, head dims, dtypes, packed and strided, chunk by chunk."""
 
-from collections.abc import Callable
-
 import nsa_kernels
 import pytest
 import torch
@@ -13,8 +11,6 @@ from nsa_kernels.selection.blocks import api, forward
 from nsa_kernels.selection.blocks.naive import naive_blocks
 from triton.runtime.jit import KernelInterface
 
-Tensors = tuple[torch.Tensor, ...]
-Ways = Callable[[Callable[[], Tensors]], tuple[Tensors, Tensors]]
 # Group: batch, tokens, blocks a query chooses; of two KV heads.
 SIZES = {1: (1, 130, 3), 4: (2, 333, 17), 8: (3, 500, 5), 16: (1, 1000, 9), 64: (1, 77, 4)}
 DTYPES = [torch.float16, torch.bfloat16]

@@ -1,9 +1,7 @@
 """Calls of usual sizes on a CUDA device: graphs, streams, equal bits, no waiting, torch.compile,
 memory, and tensors of more elements than int32 counts."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import nsa_kernels
 import pytest
@@ -16,15 +14,13 @@ from cases import (
     ints,
     make,
     offsets,
+    paged,
     random_spans,
     results,
     same,
 )
 from nsa_kernels import Policy, cuda
 from nsa_kernels.selection.rows.naive import naive_rows
-
-Tensors = tuple[torch.Tensor, ...]
-Call = tuple[Callable[..., Any], Tensors]
 
 
 def randn(*size, dtype=torch.bfloat16):
@@ -43,18 +39,6 @@ def whole(*x):
 
 def window(*x):
     return nsa_kernels.sliding_window(*x, window=300)
-
-
-def paged(x, page, heads_last=False):
-    """Return a cache [B, H, S, D] as a pool of pages in some order, and its block table."""
-    b, h, s, d = x.shape
-    n = -(-s // page)
-    x = torch.nn.functional.pad(x, (0, 0, 0, n * page - s))
-    order = torch.randperm(b * n, generator=torch.Generator().manual_seed(page)).cuda()
-    pool = x.new_empty((b * n, page, h, d))
-    pool[order] = x.unflatten(2, (n, page)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-    pool = pool.transpose(1, 2)
-    return pool if heads_last else pool.contiguous(), order.view(b, n).int()
 
 
 ROOM, KEYS = 5000, 311

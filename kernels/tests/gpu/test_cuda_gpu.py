@@ -15,7 +15,6 @@ from nsa_kernels.selection.rows.naive import naive_rows
 HALVES = [torch.float16, torch.bfloat16]
 
 
-Tensors = tuple[torch.Tensor, ...]
 CALLS = {
     "selection_rows": (cuda.selection_rows, naive_rows),
     "selection_ranges": (cuda.selection_ranges, naive_ranges),

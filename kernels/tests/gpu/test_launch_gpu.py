@@ -5,8 +5,6 @@ import importlib
 import math
 import pkgutil
 import random
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import conformance
@@ -16,8 +14,6 @@ import torch
 from cases import MAKERS, gradients, make, packed, results
 from nsa_kernels.launch import replay
 from triton.runtime.jit import JITFunction
-
-Call = Callable[[], Any]
 
 
 class Draw:

@@ -14,7 +14,6 @@ from nsa_kernels.selection.blocks.naive import naive_blocks
 
 SIZE = 16
 NEAR = {"atol": 5e-5, "rtol": 5e-4}
-Tensors = dict[str, torch.Tensor]
 
 
 def draw(t, b=1, heads=4):
@@ -232,10 +231,9 @@ def test_it_is_what_fla_cores_reference_gives():
     torch.testing.assert_close(got, chosen, **NEAR)
 
 
-@pytest.mark.parametrize(("t", "blocks"), [(5, 3), (52, 4)])
-def test_more_blocks_than_there_are_is_all_of_them(t, blocks):
-    given = draw(t, heads=2)
-    every = parallel_nsa(**given, block_size=SIZE, block_counts=blocks)
+def test_more_blocks_than_there_are_is_all_of_them():
+    given = draw(20, heads=2)
+    every = parallel_nsa(**given, block_size=SIZE, block_counts=3)
     assert every.equal(parallel_nsa(**given, block_size=SIZE, block_counts=1 << 30))
 
 
