@@ -1,7 +1,6 @@
 """The main pass of a plan, with workers of a test's own choice."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from nsabench.model.description import Described
@@ -14,8 +13,6 @@ from nsabench.running.loop import run_job
 from nsabench.running.policy import next_jobs
 from nsabench.verdicts.attempts import states_of
 from tests.runs import SIGNER, session_of
-
-Workers = Callable[[], AbstractContextManager[Executor]]
 
 
 def measure(plan, folder, workers, sandbox=""):

@@ -12,7 +12,6 @@ import torch
 
 from tests.attacks.kit import attack, honest
 
-DENIED = "the sandbox denies it"
 buffers = []
 
 

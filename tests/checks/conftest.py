@@ -1,17 +1,12 @@
 """Synthetic records: what a run of `selection_rows` would give, with any field overridden."""
 
-from collections.abc import Callable
-
 import pytest
 
 from nsabench import ops
 from nsabench.model.case import Tolerances
 from nsabench.model.measurement import Samples
-from nsabench.model.record import Record
 from nsabench.model.vocabulary import DType, Role
 from tests.runs import record
-
-MakeRow = Callable[..., Record]
 
 
 @pytest.fixture

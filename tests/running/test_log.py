@@ -75,9 +75,6 @@ def test_no_secret_is_in_it(path):
     assert secret not in text and base64.b64encode(secret)[:40] not in text
 
 
-Lines = list[bytes]
-
-
 def forged(*entries, by, after=-1):
     """Append entries, signed by any key, as a hostile process could do."""
 
