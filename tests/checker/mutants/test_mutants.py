@@ -117,15 +117,6 @@ def test_the_honest_stay_ok_in_every_format(op, dtype):
         assert any(r.status is Status.OK for r in records.values() if r.role is Role.BASELINE)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("distribution", ["large_logits", "one_hot"])
-def test_the_honest_stay_ok_on_scores_far_apart(distribution, dtype):
-    """As `selection_edge` has them."""
-    update = {"dtype": dtype, "distribution": distribution}
-    case = selections.LARGE.model_copy(update=update)
-    assert_honest(judge(case, {RIGHT: right_kernel(case)}, baselines(case)))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles, and interprets nothing")
 @pytest.mark.parametrize(("case", "dtype"), zip(INTERPRETED, FORMATS, strict=True))
 def test_our_kernels_stay_ok_in_the_interpreter(case, dtype):
