@@ -151,15 +151,6 @@ def test_there_are_enough_of_every_family():
     assert {one.family for one in ATTACKS} == set(FAMILIES)
 
 
-def test_those_that_need_a_gpu_are_planned_for_one():
-    """`tests/gpu/test_attacks_on_cuda.py` runs them."""
-    wanted = {one.name for one in ATTACKS if one.device != "cpu"}
-    plans = [planned(family, device="cuda") for family in FAMILIES]
-    found = {n for plan in plans for p in plan.cases for n in p.implementations}
-    assert found == {*wanted, BASELINE} and len(wanted) >= 4
-    assert {plan.device for plan in plans} == {"cuda"}
-
-
 def assert_no_gain(run, attack):
     """Assert that a run has what the mark of an attack promises. Return both records."""
     record, baseline = run.of(attack.name)
