@@ -1,6 +1,5 @@
 """What a worker compiles ahead and imports, and what a case leaves for the next."""
 
-import gc
 import subprocess
 import sys
 from io import BytesIO
@@ -8,13 +7,11 @@ from io import BytesIO
 import pytest
 import torch
 
-from nsabench import ops, registry
+from nsabench import ops
 from nsabench.channel import Channel
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.vocabulary import Direction, DType, Status
-from nsabench.worker import guard
-from nsabench.worker.inputs import InputSets
 from nsabench.worker.session import WorkerSession, compile_case
 from tests.checking import Desk, a_case, registered, rounds, sets_of
 from tests.worker.test_backward import item, make_case
@@ -65,35 +62,6 @@ def test_the_tenth_shape_runs_compiled_too():
         assert observation.status is Status.OK, observation.reason
     assert compiled_calls > SHAPES
     assert uncompiled == []
-
-
-def test_cuda_is_initialised_before_an_import_could_do_it(monkeypatch):
-    """Else the order that torch then gives the backends of SDPA looks like a change."""
-    done = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "init", lambda: done.append("init"))
-    found = {guard.ENVIRONMENT: {}}
-    monkeypatch.setattr(guard, "settings", lambda: done.append("settings") or dict(found))
-    monkeypatch.setattr(registry, "load", lambda *_, **__: done.append("import") or [])
-    assert WorkerSession("cuda", None, None, None, Channel(BytesIO(), b"")).items == {}
-    assert done[:3] == ["init", "settings", "import"]
-
-
-def test_nothing_of_a_case_outlives_it():
-    """A timer must not keep the inputs of its arms."""
-    item = registered("selection_rows", "mine", _rows)
-    session = _session(item)
-    case = _case()
-    desk = Desk(case)
-    request = desk.request([item.name], case)
-    [observation] = session.measure(request, lambda step: None, desk.deliver).observations
-    assert observation.status is Status.OK and observation.samples.time_ms, observation.reason
-    gc.collect()
-    assert [one for one in gc.get_objects() if isinstance(one, InputSets)] == []
-
-
-def _rows(q, k, v, *, sm_scale):
-    return gqa(q, k, v, sm_scale)
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD, Direction.STEP])
