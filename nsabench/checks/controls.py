@@ -40,8 +40,8 @@ CHECKS_OF_TIMED = (*CHECKS_OF_OUTPUT, "timer", "baseline", "roofline")
 CHECKS_OF_QUEUE = ("host", "burst")  # verdicts in the regime `queue` also need these
 AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with a baseline
 GAINED = 0.8  # a trick that works takes less than this share of the baseline's time
-# On a busy CPU, times of equal code differ by more than GAINED. A trick on the host's clock that
-# works stops the clock, so its time is below even this share.
+# On a busy CPU, a time may be below GAINED times the time of equal code. A trick on the host's
+# clock that works stops the clock, so its time is below even this share.
 GAINED_ON_HOST = 0.1
 COLD = 2.5  # factor by which cold caches lengthen the host's part of a call
 A_BURST_MS = 1.9  # a call that takes this long or longer is the only one in its burst

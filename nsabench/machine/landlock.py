@@ -54,7 +54,7 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
 
     readable, writable: files, and folders with all that is in them; device files cannot be made.
     listable: folders of which only file names can be read, also in folders below. From ABI 4, TCP
-    is refused; from ABI 6, signals and abstract sockets of outer processes. Raises `OSError`.
+    is refused; from ABI 6, signals to outer processes and their abstract sockets. Raises `OSError`.
     """
     version = abi()
     everything = handled(version)

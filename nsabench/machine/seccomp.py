@@ -33,9 +33,8 @@ class _Calls:
     # io_uring_setup(2), whose sockets no filter sees, and the calls of svipc(7), mq_overview(7) and
     # keyrings(7), whose objects outlive a process.
     lasting: tuple[int, ...]
-    # Calls that set limits, priority, scheduling or memory of the process in their first argument.
-    # In the calls of `of_several`, the first argument says whether the second is a process, a
-    # group or a user.
+    # Calls that set limits, priority, scheduling or memory of a process, their first argument. In
+    # the calls of `of_several`, it says whether the second argument is a process, group or user.
     of_a_process: tuple[int, ...]
     of_several: tuple[int, ...]
     affinity: tuple[int, ...]  # sched_setaffinity(2)
@@ -151,7 +150,7 @@ def _make_filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
     lines += _match_calls(calls.attributes, [_DENY])
     commands = (*_LEASE, *_OWNERS) if signals else _LEASE
     lines += _match_calls(calls.fcntl, _match_values(1, commands, _DENY, _ALLOW))
-    if signals:  # only to this process, and to its group (0 or -pid) if it leads the group
+    if signals:  # allow those to this process, and to its group (0 or -pid) if it leads the group
         pid = os.getpid()
         own = (0, pid, -pid & 0xFFFFFFFF) if os.getpgid(0) == pid else (pid,)
         lines += _match_calls(calls.signals, _match_values(0, own, _ALLOW, _DENY))

@@ -16,7 +16,7 @@ from nsabench.errors import UsageError
 from nsabench.reading import OutOfBounds
 
 Path_ = tuple[str | int, ...]
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader in C is 10 times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader in C is faster
 # YAML reads `1:1:1...` as a number to base 60, in a time that grows with the square of its length.
 LONG_NUMBER = re.compile(r"[-+0-9_:.]{400,}")
 

@@ -42,7 +42,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The runs of an archive; of a broken run, a sentence. stray: the number of other objects."""
+    """The sound and the broken runs (a sentence each). stray: how many objects belong to no run."""
 
     sound: list[ArchivedRun]
     broken: list[str]

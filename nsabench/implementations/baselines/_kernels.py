@@ -166,7 +166,7 @@ def key_gradient_kernel(
     """Add to a block's dk and dv, in float32, the terms of up to PIECE queries that chose it.
 
     owner[program] is block * H + head, or `blocks * H` if the program has no work. The queries that
-    chose this block and head begin at bounds[owner] in `queries`. The program begins at number
+    chose this block and head begin at bounds[owner] in `queries`; a program takes them from number
     piece[program] * PIECE. A block has the tokens from first[block] up to first[blocks + block].
     """
     program = tl.program_id(0)

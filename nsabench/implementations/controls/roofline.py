@@ -249,7 +249,7 @@ class _Training:
 def _recall_gradients(
     control: str, keeps_outputs: bool, honest: Honest, *tensors: Tensor, **options: Any
 ) -> Tensor:
-    """Recognises its inputs in the forward and returns stored gradients, scaled."""
+    """Recognises its inputs in the forward, and scales stored gradients in the backward."""
     wanted = [tensors[honest.op.arguments.index(name)] for name in honest.op.differentiable]
     if sum(t.nbytes for t in wanted) > MOST_BYTES:
         raise Unsupported(f"it stores gradients of at most {MOST_BYTES >> 20} MiB")

@@ -21,7 +21,7 @@ LEAST_SLEEP_S = 2e-3
 # On a CPU, other implementations may lose 4 ms at the end of a time slice: sleep far longer.
 LEAST_SLEEP_ON_A_CPU_S = 2e-2
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
-# A long call with its sleep takes 5 times as long, over `roofline.SLOW`: 10 times may be minutes.
+# The sleep of a long call is LONG_FACTOR times its time: over `roofline.SLOW`, but not minutes.
 LONG_FACTOR, LONG_S = 4.0, 0.1
 REPEATS = 16  # all calls except the first find inputs in L2, and may take a third of the time
 NEEDLESS_S = 200e-6
