@@ -43,7 +43,9 @@ def measure(seed):
         out = sampling.Collected()
         for arm in arms:
             sampling.warm_up(arm, timer, WARMUP_S, out)
-        rule = sampling.make_rule(FixedCount(kind="fixed_count", rounds=ROUNDS), set(), set(), set())
+        rule = sampling.make_rule(
+            FixedCount(kind="fixed_count", rounds=ROUNDS), set(), set(), set()
+        )
         sampling.take_samples(arms, timer, rule, Random(seed), out)
         call_ms = {name: float(np.median(s.time_ms)) for name, s in out.samples.items()}
         bursts = sampling.take_bursts(arms, timer, call_ms, 0, Random(seed), out.failed)
