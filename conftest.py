@@ -119,6 +119,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip from here, so that the summary has one line for each thing that is lacking."""
+    """Skip all in this hook, so that the summary has one line for each thing that is lacking."""
     if what := item.stash.get(LACKING, ""):
         pytest.skip(f"needs {what}")

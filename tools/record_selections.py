@@ -81,7 +81,7 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Bytes [B, T] -> logits [B, T, 256] of the next bytes.
 
-    A byte is embedded with the few bytes before it, since a layer learns words late.
+    A byte is embedded with the few bytes before it, since layers take long to learn words.
     """
 
     def __init__(self, sizes):

@@ -9,8 +9,7 @@ from nsabench.ops._block_choices import Recording
 
 
 def of_selection(selection, block, made):
-    """Make a recording of block_indices [heads, T, S], each row with the forced blocks, -1 for
-    none.
+    """Make a recording of block_indices [heads, T, S], where -1 stands for no block.
 
     Raises `ValueError` if a row that sees more than S blocks does not hold S different ones, with
     the first block and the row's last two among them.
@@ -42,8 +41,8 @@ def pack(recording):
 
 
 def agreement(recording, neighbours):
-    """Return how many different blocks `neighbours` consecutive queries choose together, forced
-    ones included: the mean over heads and over all such queries."""
+    """Return how many different blocks `neighbours` consecutive queries choose together, with the
+    first block and their last two: the mean over heads and such queries."""
     begin = recording.slots * recording.block
     rows = np.unpackbits(recording.chosen, axis=-1)[:, begin:].astype(bool)
     own = np.arange(begin, recording.chosen.shape[1]) // recording.block

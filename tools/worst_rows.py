@@ -54,7 +54,7 @@ def _case(row):
 
 
 def measure(case, device, kernels):
-    """Return the rows of a case. Try again if other processes leave too little GPU memory."""
+    """Return the errors of a case. Try again if other processes leave too little GPU memory."""
     import torch
 
     from nsabench.worker.guard import forget_earlier_cases

@@ -7,8 +7,8 @@ checkout (``git worktree add ../older COMMIT``). For each call it prints:
 - the ratio of device times, other over this, with a 95 % interval (L2 flushed, launch gap hidden);
 - how long a call holds the CPU without waiting for the device, and the ratio, other over this.
 
-Times are in microseconds. The exit code is 1 if the whole interval of a ratio is below 1/1.02, or
-if results differ.
+Times are in microseconds. The exit code is 1 if the whole interval of a device ratio is below
+1/1.02, or if results differ.
 """
 
 from __future__ import annotations

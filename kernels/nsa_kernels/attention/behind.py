@@ -1,5 +1,5 @@
 """NSA attention for queries that are the last tokens of their sequences: a chunk of a prefill after
-cached keys. Forward only.
+cached keys. It has no backward.
 
 Tables say which compressed keys and which keys of the window a query sees, as for packed sequences.
 The blocks that a query chose are read as spans of keys, query by query.

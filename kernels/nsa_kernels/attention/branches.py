@@ -16,7 +16,7 @@ from .kernels.gated_sum import gates_backward_kernel, sum_branches_kernel
 
 
 def _rows(block_dv: int) -> int:
-    """Return the rows of a program: each of 128 threads gets 16 elements of each branch."""
+    """Return how many rows a program has: each of 128 threads gets 16 elements of each branch."""
     return max(1, 2048 // block_dv)
 
 

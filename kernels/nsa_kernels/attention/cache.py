@@ -90,8 +90,8 @@ class NSACache:
 
         Raises:
             ValueError: tensors do not fit the cache in sizes, dtype or device, k and v have
-                different numbers of tokens, or a function returns another shape. The cache then
-                stays as it was.
+                different numbers of tokens, or a compress function returns another shape. The cache
+                then stays as it was.
         """
         with self.undone_by_errors():
             self._append(k, v, compress_k, compress_v)

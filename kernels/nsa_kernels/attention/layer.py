@@ -127,7 +127,7 @@ class NSAttention(nn.Module):
         )
         if self.to_gates is None:
             assert self.fixed_gates is not None
-            # Filled on the device, since a CUDA graph cannot capture a copy from the host.
+            # Fill the gates on the device: a CUDA graph cannot capture a copy from the host.
             fixed = torch.stack([x.new_full((), gate) for gate in self.fixed_gates])
             gates = fixed.expand(*x.shape[:2], self.heads, 3)
         else:

@@ -1,7 +1,7 @@
 """Differentiable means of overlapping blocks of tokens, for keys and values in one launch.
 
-This is the compression branch of NSA (arXiv 2502.11089, section 3.3.1) with a mean instead of an
-MLP. The bounds of packed sequences are read on the device.
+They are the compressed keys and values of NSA (arXiv 2502.11089, section 3.3.1), with a mean
+instead of an MLP. The bounds of packed sequences are read on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..launch.sizes import batches, cdiv, head_dims, next_power_of_2, strides
 from .kernels.compression import compress_backward_kernel, compress_kernel, key_offsets_kernel
 
 UNROLL = 8
-"""Tokens of a block that are loaded at once."""
+"""How many tokens of a block are loaded at once."""
 
 
 def keys_of(tokens: int, block: int, stride: int, packed: bool) -> int:

@@ -38,7 +38,7 @@ def positions_of(
 def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
     """Return x [B, T, H, D] rotated to ``positions`` [T], in x's dtype.
 
-    D is even (``check_rotary``). It is computed in float32, or in float64 if x is float64.
+    D is even (``check_rotary``). The result is computed in float32, or in float64 if x is float64.
     """
     half = x.shape[-1] // 2
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""``nsa_attention``: the three branches and their gated sum, prefill and training.
+"""``nsa_attention``: the three branches and their gated sum, for prefill and training.
 
 The layer calls ``attend_whole`` if it compresses by an MLP, or for a chunk after cached tokens.
 """

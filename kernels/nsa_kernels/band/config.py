@@ -21,7 +21,7 @@ class Tiles:
     num_stages: int
 
 
-# Forward tiles for over MANY_KEYS compressed keys, under conditions in ``forward_tiles``.
+# Forward tiles for more than MANY_KEYS compressed keys, under conditions in ``forward_tiles``.
 LONG = Tiles(64, 64, 4, 3)
 MANY_KEYS = 1024
 
@@ -101,8 +101,8 @@ def walk_shares(band: Band, programs: int, rows: int, processors: int) -> int:
 
     With a window, all key tiles are seen by about equally many queries, so two programs for each
     multiprocessor are enough (four for packed sequences, whose lengths differ). Without a window,
-    the first key tile is seen by all queries, and the last by hardly any. Small shares make the
-    programs more equal, but shares below 256 rows cost more to add up than they save.
+    the first key tile is seen by all queries, and the last by hardly any. Small shares of these
+    rows make the programs more equal, but shares below 256 rows cost more to add up than they save.
     """
     if band.window:
         wanted, least = (2 if band.keys is None else 4) * processors // programs, 64

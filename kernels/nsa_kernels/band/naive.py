@@ -21,7 +21,7 @@ def naive_sliding_window(
     """Attend with query t to keys t - window + 1 to t. q [B, T, HQ, D], k, v [B, T, H, D or Dv].
 
     Returns:
-        out [B, T, HQ, Dv] and lse [B, T, HQ] in q's dtype. Differentiable.
+        out [B, T, HQ, Dv] and lse [B, T, HQ] in q's dtype. Both are differentiable.
     """
     t = torch.arange(q.shape[1], device=q.device)
     age = t[:, None] - t

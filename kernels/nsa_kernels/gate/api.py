@@ -1,8 +1,8 @@
 """``selection_attention``, which a model calls, and its custom operator.
 
-In eager mode the launcher is called directly, since torch's dispatcher is slow. Under
-torch.compile a call without a gradient becomes the operator ``nsa_kernels::selection_attention``,
-which chooses kernel or fallback when it runs. With a gradient, the choice is made while tracing.
+In eager mode the kernel is launched directly, since torch's dispatcher is slow. Under torch.compile
+a call without a gradient becomes the operator ``nsa_kernels::selection_attention``, which chooses
+kernel or fallback when it runs. With a gradient, the choice is made while tracing.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Policy:
     debug_shapes: bool = False
     by_regime: Mapping[str, int | Mapping[str, int | None] | None] | None = None
     handle: int = field(init=False, repr=False, default=-1)
-    # Computed once, since ``choose`` reads them in every call.
+    # These fields are computed once, since ``choose`` reads them in every call.
     off: str | None = field(init=False, repr=False, default=None)
     debug: bool = field(init=False, repr=False, default=False)
     plain: bool = field(init=False, repr=False, default=True)
@@ -140,7 +140,7 @@ class Policy:
         return limit
 
     def _threshold(self, gpu: str, regime: str) -> int | None:
-        """Return the first threshold that is set for this GPU. None means never."""
+        """Return the first threshold for this GPU, in the order of ``REGIMES``. None: never."""
         for name in (regime, *REGIMES[regime]):
             if self.by_regime is None or name not in self.by_regime:
                 continue

@@ -117,8 +117,7 @@ def _attend(
     size: tuple[int, int],
     sm_scale: float | None,
 ) -> torch.Tensor:
-    """Attend with rows of h queries to ``width`` keys. index: [rows * width], mask: [rows,
-    width]."""
+    """Attend with rows of h queries to ``width`` keys; index [rows * width], mask [rows, width]."""
     (rows, width), (h, d), dv = size, q.shape[3:], v.shape[3]
     out = scaled_dot_product_attention(
         # Queries of empty rows become 0. The backward recomputes weights from float32 logits and

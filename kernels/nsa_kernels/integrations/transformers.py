@@ -330,7 +330,7 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
         f"{OP}: config.nsa says that the gates are learned, but this layer has none; make the "
         "model by from_config, call add_gates(model), then load its state dict",
     )
-    # Filled on the device, since a CUDA graph cannot capture a copy from the host.
+    # Fill the gates on the device: a CUDA graph cannot capture a copy from the host.
     fixed = torch.stack([query.new_full((), gate) for gate in settings.gates])
     return fixed.expand(b, t, hq, 3)
 

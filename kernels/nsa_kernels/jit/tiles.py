@@ -116,7 +116,7 @@ def store_row(out_ptr, lse_ptr, acc, row_max, row_sum, first_head, H, DV: tl.con
 def store_share(part_ptr, plse_ptr, slot, acc, row_max, row_sum, first_head, H, DV: tl.constexpr):
     """Store the result of a share (a part of a row's keys, at least one) in ``slot`` (int64).
 
-    ``part_ptr`` fp32 [slots, H, DV], normalised; ``plse_ptr`` fp32 [slots, H], log2.
+    ``part_ptr`` is fp32 [slots, H, DV], normalised; ``plse_ptr`` is fp32 [slots, H], log2.
     """
     cols = tl.arange(0, acc.shape[1])
     heads = first_head + tl.arange(0, acc.shape[0])

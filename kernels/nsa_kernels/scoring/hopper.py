@@ -53,7 +53,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
 
 
 def pieces_of(t: int, h: int) -> int:
-    """Count pieces of work. The query tiles 62g to 62g + 61 each see g + 1 pairs of key tiles."""
+    """Return the number of pieces. The query tiles 62g to 62g + 61 see g + 1 pairs of key tiles."""
     tiles = cdiv(t, ROWS)
     g = (tiles - 1) // PAIR
     return h * (PAIR * (g * (g + 1) // 2) + (tiles - PAIR * g) * (g + 1))
@@ -74,7 +74,7 @@ def launch_scores(
     sm_scale: float,
 ) -> None:
     """Fill the visible scores [B,T,H,ceil(T / 64)], by one launch for each batch entry; lse is
-    [B,HQ,T]. Scores of blocks that begin after a query are not written: clear ``scores`` before."""
+    [B,HQ,T]. Scores of blocks that begin after a query are not written."""
     from .kernels.hopper import block_scores_hopper_kernel  # fails in some versions of Triton
 
     t, hq, d = q.shape[1:]

@@ -56,7 +56,7 @@ def _check_cache(
 def _rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Check the inputs, and attend to k, v [B,H,L,...] with each head as a row."""
+    """Check the inputs, and attend to k, v [B,H,L,...] with each key head as a row."""
     b, hq, d = q.shape
     h = k.shape[1]
     out, lse = selection_rows(

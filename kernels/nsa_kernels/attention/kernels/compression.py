@@ -1,7 +1,7 @@
-"""Means of keys and of values over overlapping blocks, in one launch, and the backward.
+"""Means of keys and values over overlapping blocks in one launch, their gradients in another.
 
 A program of the forward makes some compressed keys or values of one head. It adds up the tokens of
-its blocks step by step. Overlapping blocks read the tokens that they share from L1. A program of
+its blocks step by step. Tokens that overlapping blocks share are read from L1 again. A program of
 the backward takes some tokens of one head. For each token, it adds up the gradients of the few
 blocks that contain the token. No program needs the results of another.
 """

@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), forward and backward.
 
 Both are bound by memory: for each row of gates they move four rows of Dv elements. The backward
-here is only for the gates. The backward of each branch multiplies the sum's gradient by its gate.
+here is only for gates. A branch's backward multiplies the sum's gradient by the branch's gate.
 """
 
 from __future__ import annotations

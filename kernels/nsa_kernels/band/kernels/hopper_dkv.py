@@ -152,8 +152,8 @@ def step_of(
     A_LAYOUT: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Do step ``count`` of the program. If MASKED, some queries do not see all keys. ``start`` is
-    the first query that sees the group's first key, counted from the first query of the step."""
+    """Do step ``count``. If MASKED, some queries do not see all keys of the warp group. ``start``:
+    the first query that sees the first of these keys, counted from the first query of the step."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     slot = count % SLOTS
     parity = count // SLOTS & 1

@@ -5,7 +5,7 @@ So block j shares 1, 2, 2, 2 and 1 strides with the keys 4j - 1 to 4j + 3.
 
 A tile is the 128 keys from 4b - 1, where b is its first block. The keys are reordered: column
 32s + i is key 4(b + i) - 1 + s. So one thread holds all terms of a block's sum, except one: the key
-shared with the next block is in the next column. Block 31 has none: a tile completes 31.
+shared with the next block is in the next column. Block 31 has no next column, so it is incomplete.
 
 A piece of work is 64 queries of a key head's group and two adjacent tiles of keys. One warp copies,
 by TMA, these keys and the queries of each head into shared memory. Two warp groups each add up the

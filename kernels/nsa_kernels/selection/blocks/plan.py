@@ -41,12 +41,12 @@ SCAN = 4096
 class BlockPlan:
     """The inverted index of ``block_indices``, for reuse by the backward and by other layers.
 
-    N tokens, H KV heads, S chosen blocks per token, C chunks of ``chunk`` tokens, NB bins:
+    For N tokens, H KV heads, S chosen blocks per token, C chunks of ``chunk`` tokens, NB bins:
 
     - ``entries`` int32 [C, H, chunk * S]: for each bin, the tokens that chose it, counted from the
       first token of the chunk;
     - ``places`` int32 [N, H, S]: the index of a choice in the entries of its chunk and head; -1 if
-      the choice is negative, in the future, or repeats an earlier one;
+      the choice is negative, after its token, or repeats an earlier one;
     - ``first`` and ``count`` int32 [C, H, NB]: a bin's first entry, and its number of entries;
     - ``edges`` int32 [NB, 2]: the first key of a bin, and the key after its last.
     """

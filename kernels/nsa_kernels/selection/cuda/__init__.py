@@ -1,7 +1,7 @@
 """The row and range kernels in CUDA C++, compiled when first called.
 
-docs/explanation/kernels/cuda.md says how they work. They need ``nsa-kernels[cuda]``. A call that
-they cannot serve raises ``Unsupported``, and does not fall back to another kernel.
+docs/explanation/kernels/cuda.md says how they work. The kernels need ``nsa-kernels[cuda]``. A call
+that they cannot serve raises ``Unsupported``, and does not fall back to another kernel.
 """
 
 from __future__ import annotations

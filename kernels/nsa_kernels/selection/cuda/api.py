@@ -198,8 +198,8 @@ def selection_ranges(
         contiguous; a row that selects nothing gives out = 0, lse = -inf.
 
     Raises:
-        TypeError, ValueError: as ``nsa_kernels.selection_ranges``. Also if the plan is for fewer
-            spans, or an input requires a gradient.
+        TypeError, ValueError: as ``nsa_kernels.selection_ranges``, or the plan is for fewer spans,
+            or an input requires a gradient.
         Unsupported: this kernel does not take the inputs, or NVRTC is missing.
     """
     check_qkv("selection_ranges", q, k, v)

@@ -173,7 +173,7 @@ def _bind_thread(device: int) -> None:
 def launch(
     variant: Variant, grid: tuple[int, int, int], device: torch.device, arguments: tuple[Any, ...]
 ) -> None:
-    """Launch on torch's current stream of the device.
+    """Launch a kernel on torch's current stream of the device.
 
     Args:
         arguments: tensors (their addresses are passed), int (as 64-bit) and float (as double).

@@ -152,6 +152,6 @@ def launch_ranges_backward(
 
 
 def _shares(programs: int, rows: int, processors: int) -> int:
-    """Return how many programs share a list. Each multiprocessor gets up to two, unless a share
-    of a list of all queries would then have less than 512 rows."""
+    """Return how many programs share a list. Each multiprocessor gets up to two programs, unless a
+    share of a list of all queries would then have less than 512 rows."""
     return max(1, min(2 * processors // programs, rows // 512))

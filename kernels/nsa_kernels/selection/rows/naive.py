@@ -12,7 +12,7 @@ def naive_rows(
 
     Returns:
         out [N, H, Dv], the mean of the values weighted by exp(scale q.k), and lse [N, H], the
-        logarithm of the weights' sum; 0 and -inf if L = 0. Differentiable.
+        logarithm of the weights' sum; 0 and -inf if L = 0. Both are differentiable.
     """
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     logits = torch.einsum("nhd,nld->nhl", q, k) * scale

@@ -57,7 +57,7 @@ def decode_scores_kernel(
         s = tl.zeros([BLOCK_G, BLOCK_J], dtype=tl.float32)
         s = dot(q, tl.trans(k), s)
         p = tl.exp2(s * scale_log2 - base_2(lse)[:, None])
-        # How many strides the key, which covers REACH strides, shares with the block.
+        # Count the strides that the key, which covers REACH strides, shares with the block.
         first = tl.maximum(tl.zeros_like(keys) + (PLACE - REACH + 1), 0)
         shared = tl.minimum(tl.zeros_like(keys) + (PLACE + 1), SPAN) - first
         acc += tl.where(valid, tl.sum(p, 0), 0.0) * shared
@@ -133,7 +133,7 @@ def decode_scores_of_logits_kernel(
         other=0.0,
     )
     p = tl.where((keys < N) & there, tl.exp2(s - lse_log2[:, None, None]), 0.0)
-    # How many strides the key, which covers REACH strides, shares with the block.
+    # Count the strides that the key, which covers REACH strides, shares with the block.
     shared = tl.minimum(SPAN - place, REACH)
     acc = tl.sum(tl.sum(p, 0) * shared[None, :], 1)
     for BEFORE in tl.static_range(1, REACH):

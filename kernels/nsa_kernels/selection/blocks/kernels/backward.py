@@ -185,7 +185,7 @@ def spill_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
-    """Program (bin, head, columns of dK | dV): add to dK and dV the sums that its items spilled."""
+    """Program (bin, head, columns): add the sums that the bin's items spilled to dK and dV."""
     bin_ = tl.program_id(0)
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h

@@ -26,7 +26,7 @@ from .hopper import COPIES, ROWS, SCORES, SWIZZLED, block_rows, in_turn, neighbo
 from .plan import CHUNK_AND_HEAD, LISTS
 
 D = gl.constexpr(128)
-BYTES = gl.constexpr(2)  # of an element
+BYTES = gl.constexpr(2)  # bytes of an element
 Q_SLOTS = gl.constexpr(4)
 """Tiles of q, and of dO, in shared memory at once. In the end, two sums take the place of q."""
 G_SLOTS = gl.constexpr(4)
