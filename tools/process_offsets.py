@@ -1,9 +1,9 @@
-"""By how much do processes differ? One implementation against itself, in 20 processes.
+"""Measure by how much processes differ: compare one implementation with itself, in 20 processes.
 
     python -m tools.process_offsets
 
-Prints the standard deviation between processes of the ratio of two medians, and how much of it the
-rounds of one process explain: after each process, for all until then.
+After each process, this prints the standard deviation, between the processes until then, of the
+ratio of two medians, and how much of it the rounds of one process explain.
 """
 
 import math
@@ -30,7 +30,7 @@ SHAPES = (
 
 
 def measure(seed):
-    """Return the ratios of one process: a `log_ratio` by index of the shape and regime."""
+    """Return the ratios of this process: a `log_ratio` for each (index of the shape, regime)."""
     item = next(i for i in registry.load() if (i.op, i.name) == (OP, IMPLEMENTATION))
     ratios, timer = {}, CudaTimer()
     for index, shape in enumerate(SHAPES):

@@ -1,7 +1,7 @@
-"""Measure what ``selection_attention`` adds to the time of its launcher, in microseconds.
+"""Measure what ``selection_attention`` adds to the time of ``selection_ranges``, in microseconds.
 
-``python kernels/benchmarks/gate.py`` times ``choose`` and the counter. With a GPU, it also times
-whole calls of the gate and of the launcher, in turn.
+``python kernels/benchmarks/gate.py`` times ``choose`` and the counter of calls. With a GPU, it also
+times calls of ``selection_attention`` (gate) and ``selection_ranges`` (launcher), in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _inputs(device: str) -> tuple[torch.Tensor, ...]:
 
 
 def main() -> None:
-    """Print the costs."""
+    """Print the times."""
     cuda = torch.cuda.is_available()
     q, k, v, ranges = _inputs("cuda" if cuda else "cpu")
     policy = nsa_kernels.default_policy()

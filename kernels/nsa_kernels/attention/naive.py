@@ -28,7 +28,7 @@ def naive_nsa(
 ) -> torch.Tensor:
     """Attend with q [B,T,HQ,D] to k, v [B,T,H,...], k_cmp, v_cmp [B,Nc,H,...]; gates [B,T,HQ,3].
 
-    Returns [B,T,HQ,Dv] in q's dtype. It is differentiable, except the choice of blocks.
+    Returns [B,T,HQ,Dv] in q's dtype. The result is differentiable, except in the choice of blocks.
     """
     overlap = {"block": block, "stride": stride}
     compressed, _ = naive_compressed(q, k_cmp, v_cmp, **overlap)

@@ -39,7 +39,7 @@ REGIMES: dict[str, tuple[str, ...]] = {
     "graph": ("device",),
 }
 """How a call is made: from Python (``queue``), compiled (``device``), or in a capture (``graph``).
-If a regime has no threshold, the regimes in its tuple are asked in turn, and then ``min_len``."""
+If a regime has no threshold, the regimes in its tuple are tried in turn, and then ``min_len``."""
 
 
 def _is_threshold(value: object) -> bool:

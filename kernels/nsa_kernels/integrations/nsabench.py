@@ -184,7 +184,7 @@ def compressed(
 def compressed_with_scores(
     *tensors: torch.Tensor, block: int, stride: int, sm_scale: float, max_seqlen: int
 ) -> torch.Tensor:
-    """Compute `band`, and also the block scores that selection needs. No baseline computes them."""
+    """Compute what `band` does, and the block scores for selection. No baseline computes scores."""
     if len(tensors) > 3:
         raise Unsupported("block scores cannot be computed for packed sequences")
     sizes = {"block": block, "stride": stride}

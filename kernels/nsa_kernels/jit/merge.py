@@ -93,8 +93,8 @@ def merge_kernel(
     PDL: tl.constexpr,
 ):
     """Program (rows, head): merge the shares of ROWS rows, or without TABLE of one row, which has
-    ``n_slots`` shares. The table has the first slot and the number of shares of each row. A row
-    with one share is already in ``out``."""
+    ``n_slots`` shares. The table has the first slot and the number of shares of each row. A row of
+    at most one share is already in ``out``."""
     wait_for_last_launch(PDL)
     h = tl.program_id(1)
     if TABLE:

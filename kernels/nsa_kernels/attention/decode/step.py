@@ -6,8 +6,8 @@
 4. attend to the spans, in shares: one row of spans for the selection and one for the window;
 5. merge the shares of the three branches, and add up the gated sum.
 
-On sm_90 and later, launches 3 to 5 start their programs while the launch before still runs, and so
-does launch 2 if it has few programs. If storing and loading logits would take more bytes than the
+On sm_90 and later, launches 3 to 5 can start their programs while the launch before still runs. So
+can launch 2 if it has few programs. If storing and loading logits would take more bytes than the
 keys, launch 1 stores none and a merge follows it, and launch 2 reads the keys again. If a row has
 more than 64 spans, ``disjoint_spans`` runs between launches 3 and 4.
 """

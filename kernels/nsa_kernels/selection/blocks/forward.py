@@ -145,7 +145,7 @@ def query_major_forward(
     """Fill ``out`` and ``lse`` as ``block_major_forward`` does, without a plan or a merge.
 
     A program takes the query heads of a token and a KV head, and reads every block that the token
-    chose. This is faster if there are few tokens (decode, short prompts), or if groups are large.
+    chose. This kernel is faster for few tokens (decode, short prompts) and for large groups.
 
     Args:
         index: int32 [N, H, S].

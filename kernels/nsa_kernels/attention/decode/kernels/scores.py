@@ -94,7 +94,7 @@ def decode_scores_of_logits_kernel(
     before them also reach into the block. If ``lse_ptr`` holds all LSEs, BLOCK_S is 0. Otherwise it
     is at least the number of shares (parts of a row's keys) whose LSEs are merged. If LENGTHS, each
     entry has H rows and its own number of tokens, and only keys that end within these count. Then
-    ``table`` has each row's number of shares, and ``lse_ptr`` the LSE of rows of fewer than two.
+    ``table`` has each row's number of shares, and ``lse_ptr`` the LSE of rows with fewer than two.
     """
     start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

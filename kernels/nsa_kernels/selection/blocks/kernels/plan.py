@@ -46,7 +46,7 @@ def bins_kernel(
     STEPS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Program (tokens, head): store each choice's bin (or -1) in ``places``, and its token's bit.
+    """Program (tokens, head): store each choice's bin (or -1) in ``places``, and set its bit.
 
     If UNIQUE, no token chooses a block twice. If PACKED, sequences begin where ``cu`` says;
     otherwise all have ``length`` tokens.
