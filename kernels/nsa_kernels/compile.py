@@ -1,8 +1,8 @@
 """python -m nsa_kernels.compile --heads 64/4 --dtype bf16: fill Triton's cache before a job.
 
-This module calls a prefill, a training step and a decode step. It compiles the kernels of these
-calls on all cores, and launches none of them. Triton keeps the machine code in its own cache
-(``TRITON_CACHE_DIR``), where later processes find it.
+This module calls a prefill, a training step and a decode step of each length. It compiles the
+kernels of these calls on all cores, and launches none of them. Triton keeps the machine code in its
+own cache (``TRITON_CACHE_DIR``), where later processes find it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Device code that ops share, and all code that depends on the version of Triton."""
+"""Device code that ops share, and what kernels need in each version of Triton."""

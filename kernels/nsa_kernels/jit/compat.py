@@ -1,6 +1,6 @@
-"""Everything that differs between the versions of Triton that are supported (3.0 to 3.9).
+"""What kernels need to run with each of the supported versions of Triton (3.0 to 3.9).
 
-Kernels import ``triton`` and ``tl`` from here, and do not look at the version themselves.
+Kernels in Triton import ``triton`` and ``tl`` from here, and do not look at the version themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What all launches share: argument checks, device limits, tiles, merging, and replays of calls.
+"""What launches share: argument checks, device limits, tiles, merging, and replays of calls.
 
-Every kernel takes its arguments in one order: pointers, the strides of their tensors
+Most kernels take their arguments in one order: pointers, the strides of their tensors
 (``sizes.strides``), other numbers. These are positional. Constants and options are keywords:
 
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

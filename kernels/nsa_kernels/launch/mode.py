@@ -13,7 +13,7 @@ class Mode(enum.Enum):
     """How a call is made, which decides what it may do.
 
     - EAGER: everything is allowed. Launches do not go through torch's dispatcher, which is slow.
-    - CAPTURED: only launches are allowed. Nothing may wait for the device.
+    - CAPTURED: only allocations and launches are allowed. Nothing may wait for the device.
     - TRACED: the call must be one operator of torch, because the tensors have no values, Dynamo
     reads the code, or a dispatch mode (make_fx, FlopCounterMode) watches the operators.
     """
