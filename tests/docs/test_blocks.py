@@ -25,6 +25,14 @@ PAGES = sorted(
 MARK = r"<!-- (file|runnable|needs|shows):? *([^>]*?) *-->\s*\n"
 BLOCK = re.compile(MARK + r"( *)```\w*\n(.*?)\n\3```", re.S)
 NEEDS = {"a fresh clone and a network", "a GPU", "docker and a GPU"}
+# Triton's interpreter takes half the time, as in all tests. PYTHON_EXEC has torchrun start it.
+PYTHON = f"""#!{sys.executable}
+import runpy, sys
+runpy.run_path({str(ROOT / "kernels/tests/quick_interpreter.py")!r})["quicken"]()
+sys.argv = [word for word in sys.argv[1:] if word != "-u"]
+sys.path[0] = "."
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 
@@ -44,6 +52,10 @@ def test_the_pages_that_must_run_do():
 def test_the_blocks_do_what_they_say(page, tmp_path):
     for name in ("tests", "matrices", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PYTHON)
+    python.chmod(0o755)
     blocks = BLOCK.findall((ROOT / page).read_text())
     assert blocks, f"{page} has no block to run"
     for kind, says, indent, text in blocks:
@@ -65,7 +77,8 @@ def test_every_block_is_run_or_says_what_it_needs(page):
 
 
 def run(script, says, folder):
-    folders = [str(forked.shim().parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    python = folder / "bin" / "python"
+    folders = [forked.shim().parent, python.parent, Path(sys.executable).parent, os.environ["PATH"]]
     done = subprocess.run(
         ["sh", "-eu"],
         input=script,
@@ -73,7 +86,12 @@ def run(script, says, folder):
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, **NETWORK, "PATH": os.pathsep.join(folders)},
+        env={
+            **os.environ,
+            **NETWORK,
+            "PATH": os.pathsep.join(map(str, folders)),
+            "PYTHON_EXEC": str(python),
+        },
     )
     exits = re.search(r"exits ([\d or]+)", says)
     allowed = {int(code) for code in re.findall(r"\d+", exits[1])} if exits else {0}
