@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,9 +210,8 @@ delivering("delivers_for_another_op", "delivers_for_another_op", "decode_dense")
 delivering("delivers_for_a_stranger", "somebody")
 
 
-@hostile
-def refuses_the_next_case(q, k, v):
-    """Behind the answer to this one."""
+@cache  # it looks through all objects, and every call of the kernel would
+def refuse_behind_the_answer():
     gc.unfreeze()
     [channel] = [o for o in gc.get_objects() if type(o).__name__ == "Channel"]
     stream = channel._stream
@@ -220,8 +220,12 @@ def refuses_the_next_case(q, k, v):
     def write(data):
         stream.write(data + nonce() + text if b'"kind":"measured"' in data else data)
 
-    if type(stream) is not SimpleNamespace:
-        channel._stream = SimpleNamespace(write=write, flush=stream.flush)
+    channel._stream = SimpleNamespace(write=write, flush=stream.flush)
+
+
+@hostile
+def refuses_the_next_case(q, k, v):
+    refuse_behind_the_answer()
 
 
 def in_place_of_the_compiler(reset):

@@ -182,7 +182,7 @@ def test_a_template_that_was_killed_is_replaced(worker, program):
 
 
 def test_without_a_template_a_worker_is_started_the_long_way(program, tmp_path):
-    (tmp_path / "triton.py").write_text("raise ImportError('not here')")
+    (tmp_path / "torch.py").write_text("raise ImportError('not here')")
     environment = {**program.environment, "PYTHONPATH": str(tmp_path)}
     process = Process(replace(program, environment=environment))
     assert isinstance(process._process, subprocess.Popen)
