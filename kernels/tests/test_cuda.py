@@ -12,7 +12,7 @@ from nsa_kernels import cuda
 
 pytest.importorskip("cuda.core")
 
-ARCHITECTURES = (80, 90, 120, *(pytest.param(x, marks=pytest.mark.full) for x in (86, 89, 100)))
+ARCHITECTURES = (80, 120, *(pytest.param(x, marks=pytest.mark.full) for x in (86, 89, 90, 100)))
 SMALLEST_SHARED = 99 * 1024
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 OPS = ("selection_rows", "selection_ranges")

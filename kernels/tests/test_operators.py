@@ -23,11 +23,3 @@ def test_annotations_are_no_texts() -> None:
     call = operator("nsa_kernels_tests::plus", wrapped)
     assert plus.__annotations__["x"] is torch.Tensor
     assert torch.equal(call(torch.ones(2), 1.5), torch.full((2,), 2.5))
-
-
-def test_as_a_decorator() -> None:
-    @operator("nsa_kernels_tests::minus")
-    def minus(x: torch.Tensor) -> torch.Tensor:
-        return -x
-
-    assert torch.equal(minus(torch.ones(2)), -torch.ones(2))
