@@ -75,23 +75,6 @@ def test_sums_see_each_bit_wherever_the_tensor_begins(data, start, at):
     assert not torch.equal(Sums([begun]).now(), sums)
 
 
-@pytest.mark.parametrize("bits", [torch.int16, torch.int32, torch.int64])
-@pytest.mark.parametrize("words", [0, 1, FOLD - 1, FOLD, 3 * FOLD + 5])
-@pytest.mark.parametrize("rest", [0, 1])
-def test_sums_of_a_fold_are_those_of_its_words(bits, words, rest):
-    """They wrap around where they do not fit."""
-    limits = torch.iinfo(bits)
-    values = torch.randint(limits.min, limits.max, (words * 64 // limits.bits + rest,), dtype=bits)
-    values[: len(values) // 2] = limits.max
-    whole = np.frombuffer(values.numpy().tobytes()[: len(values) * limits.bits // 64 * 8], np.int64)
-    folded = whole[: whole.size // FOLD * FOLD].reshape(-1, FOLD)
-    left = values[whole.size * 64 // limits.bits :].numpy()
-    sums = [folded.sum(0), folded.sum(1)] if folded.size else []
-    wanted = np.concatenate([*sums, whole[folded.size :], left])
-    got = Sums([values]).now()
-    assert got.dtype == torch.int64 and np.array_equal(got[0].numpy(), wanted)
-
-
 def several():
     """Return tensors of the kinds that an op has. Their lengths differ, and some are too short for
     a fold. One is transposed in memory, and one begins between two words."""
