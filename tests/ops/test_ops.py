@@ -20,7 +20,7 @@ SIZES = {
     "selection_varlen": {"N": 9, "H": 3, "D": 16, "Dv": 8, "L": 10},
     "selection_ranges": {"B": 2, "S": 5, "G": 2, "H": 3, "D": 16, "Dv": 8}
     | {"S_kv": 40, "n_spans": 3, "L": 17},
-    "selection_blocks": {"B": 2, "T": 70, "HQ": 6, "H": 2, "D": 16, "Dv": 8}
+    "selection_blocks": {"B": 2, "T": 50, "HQ": 4, "H": 2, "D": 16, "Dv": 8}
     | {"S": 4, "block_size": 8},
     "sliding_window": {"B": 3, "T": 13, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "window": 5},
     "compressed": {"B": 3, "T": 13, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2},
