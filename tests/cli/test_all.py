@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 
 import psutil
 import pyarrow.parquet as pq
@@ -278,6 +279,13 @@ def test_interrupt_exits_130_and_is_resumable(tmp_path, tiny, nsabench):
     complete(nsabench("all", "--resume", run))
     assert invoke("verify", run).returncode == 0, "`run` does not sign, and `all` does"
     assert [r["status"] for r in records(run) if r["implementation"] == "rows_group"] == ["ok"] * 3
+    # On a CPU times decide nothing: each is timed once, and only parity has controls.
+    samples = pq.read_table(run / "samples.parquet").to_pylist()
+    once = Counter((s["case_id"], s["implementation"], s["regime"]) for s in samples)
+    assert set(once.values()) == {1} and {regime for *_, regime in once} == {"device"}
+    assert {r["caught_by"] for r in records(run) if r["role"] == "control"} == {"parity"}
+    compared = pq.read_table(run / "comparisons.parquet")["verdict"].to_pylist()
+    assert set(compared) <= {None, "inconclusive"}
 
 
 ENDS_ITS_PROCESS = """

@@ -4,7 +4,6 @@ import ast
 import io
 import re
 import tokenize
-from typing import NamedTuple
 
 import pytest
 
@@ -19,64 +18,35 @@ ITEM = re.compile(r"^\s*(?:[-*>]|#+|\d+\.) ")
 START = r"(?:^|(?<=[.;:!] ))"
 
 
-class Rule(NamedTuple):
-    pattern: str
-    hard: str  # an example
-    plain: str  # the example without the pattern
-
-
+# By advice: a pattern of the sentences that need it.
 RULES = {
-    "begin with the subject, not with a clause that replaces it": Rule(
+    "begin with the subject, not with a clause that replaces it": (
         rf"{START}(?:Who|Whoever|Whose|Whatever)\b(?!.*\?)|{START}What\b(?!.*\?).{{0,80}}?"
-        r"\b(?:is|are|was|were|has|have|does|may|must|can|comes|costs|takes)\b",
-        "What befalls a task is written down.",
-        "If a task is interrupted, the log says so.",
+        r"\b(?:is|are|was|were|has|have|does|may|must|can|comes|costs|takes)\b"
     ),
-    "begin with the subject, not with its genitive": Rule(
-        rf"{START}Of\s",
-        "Of a kernel that fails, the output follows.",
-        "If a kernel fails, its output is printed.",
+    "begin with the subject, not with its genitive": (rf"{START}Of\s"),
+    "code, processes and files are 'that' and 'none'": (
+        r"\b(?:whom?|whomever|whoever|(?:no|some|every|any)body)\b"
     ),
-    "code, processes and files are 'that' and 'none'": Rule(
-        r"\b(?:whom?|whomever|whoever|(?:no|some|every|any)body)\b",
-        "A process, who waits, is ended, and nobody restarts it.",
-        "A process that waits is ended, and is not restarted.",
-    ),
-    "repeat the noun": Rule(
+    "repeat the noun": (
         r"\b(?:that|those|the ones?) of (?:the|a|an)\b"
-        rf"|{START}(?:The same|Those|The others?)\b[,.: ]",
-        "The median and that of the other arm are compared.",
-        "The medians of both arms are compared.",
+        rf"|{START}(?:The same|Those|The others?)\b[,.: ]"
     ),
-    "begin with 'if', and name the actor": Rule(
-        rf"it is said so|{START}Where [^,.]{{3,80}}, (?:it|that|this|they|nothing|none|all)\b",
-        "Where there is no other baseline, it is said so.",
-        "If there is no other baseline, the verdict says so.",
+    "begin with 'if', and name the actor": (
+        rf"it is said so|{START}Where [^,.]{{3,80}}, (?:it|that|this|they|nothing|none|all)\b"
     ),
-    "use the idiom: back to back, except, instead of, also": Rule(
-        r"\bone behind the other\b|\bbut for\b|\bin place of\b|\bas good as\b|, too\b|\ball else\b",
-        "The calls run one behind the other, too.",
-        "The calls also run back to back.",
+    "use the idiom: back to back, except, instead of, also": (
+        r"\bone behind the other\b|\bbut for\b|\bin place of\b|\bas good as\b|, too\b|\ball else\b"
     ),
-    "say 'is not a' or 'there is no'": Rule(
-        r"(?<!here )\b(?:is|are|was|were) (?:none|nothing|no(?! (?:longer|more|way|such|point)))\b",
-        "A baseline is no candidate.",
-        "A baseline is not a candidate.",
+    "say 'is not a' or 'there is no'": (
+        r"(?<!here )\b(?:is|are|was|were) (?:none|nothing|no(?! (?:longer|more|way|such|point)))\b"
     ),
-    "say 'from', without 'on'": Rule(
-        r"\bfrom \S+(?: tokens| keys)? on\b(?! (?:a|an|the)\b)",
-        "It is faster from 16,384 on.",
-        "It is faster from 16k tokens.",
+    "say 'from', without 'on'": (r"\bfrom \S+(?: tokens| keys)? on\b(?! (?:a|an|the)\b)"),
+    "files are 'stored in', things are 'in'": (
+        r"\b(?:lies?|lay|stands?|stood) (?:in|on|at|behind|beside|between|below|there)\b"
     ),
-    "files are 'stored in', things are 'in'": Rule(
-        r"\b(?:lies?|lay|stands?|stood) (?:in|on|at|behind|beside|between|below|there)\b",
-        "The log lies in the folder of the run.",
-        "The log is in the folder of the run.",
-    ),
-    "say what is true now": Rule(
-        r"\b[Ss]ince then\b|\ban? earlier version\b|\bused to (?:be|have|take)\b",
-        "Since then it takes 3 ms.",
-        "It takes 3 ms.",
+    "say what is true now": (
+        r"\b[Ss]ince then\b|\ban? earlier version\b|\bused to (?:be|have|take)\b"
     ),
 }
 
@@ -87,8 +57,8 @@ def find_hard(text):
     text = re.sub(r"\[[^\] ][^\]]*\]", "[x]", text)  # a shape, such as [B, T, HQ, D]
     for sentence in re.split(r" · |(?<=[.!?])\s+(?=[A-Z`*\"(])", " ".join(text.split())):
         if not any(words in sentence for words in ALLOWED):
-            for advice, rule in RULES.items():
-                if re.search(rule.pattern, sentence):
+            for advice, pattern in RULES.items():
+                if re.search(pattern, sentence):
                     yield f"{advice}: {sentence}"
             if (count := len(re.findall(r"[\w'`-]+", sentence))) > MOST_WORDS:
                 yield f"write at most {MOST_WORDS} words, not {count}: {sentence}"
@@ -124,12 +94,6 @@ def texts_of_code(source):
             comments[-1] += token.string.lstrip("#")
             last = token.start[0] if is_alone else -1
     yield from comments
-
-
-@pytest.mark.parametrize("advice", RULES)
-def test_a_rule_finds_its_example_and_not_the_plain_form(advice):
-    assert [found.startswith(advice) for found in find_hard(RULES[advice].hard)].count(True) == 1
-    assert list(find_hard(RULES[advice].plain)) == []
 
 
 @pytest.mark.parametrize("folder", ["", "nsabench", "kernels", "tests", "docs"])

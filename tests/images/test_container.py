@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +13,6 @@ import pytest
 import yaml
 
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.images import build as building
 from nsabench.images import combos, daemon, launch, lock
 from tests.attacks import elsewhere
 
@@ -211,23 +209,6 @@ def test_labels(built):
     assert labels["nsabench.lock.sha256"] == lock.sha256(CHECKOUT.lock("cpu"))
     assert labels["org.opencontainers.image.revision"] == sources
     assert labels["org.opencontainers.image.base.name"] == BASE
-
-
-def test_the_layer_of_torch_is_kept_when_nsabench_changes(image, wheels, tmp_path):
-    for part in (*building.SOURCES, "docker"):
-        origin, target = CHECKOUT.root / part, tmp_path / part
-        if origin.is_dir():
-            shutil.copytree(origin, target, ignore=shutil.ignore_patterns("__pycache__", "build"))
-        else:
-            shutil.copyfile(origin, target)
-    (tmp_path / "nsabench/new.py").write_text("")
-    client = daemon.connect()
-    try:
-        again = building.build(combos.Checkout(tmp_path), "cpu", base=BASE, wheelhouse=wheels)
-        first, second = (client.images.get(i).attrs["RootFS"]["Layers"] for i in (image, again))
-    finally:
-        client.images.get(image).tag("nsabench", "cpu")
-    assert first[:-1] == second[:-1] and first[-1] != second[-1]
 
 
 def test_a_worker_finds_bytecode(image):

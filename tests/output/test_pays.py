@@ -5,14 +5,12 @@ import re
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from nsabench.cli.all import command as measure
-from nsabench.cli.threshold import command as ask
 from nsabench.model.vocabulary import Regime, Role
 from nsabench.output.report import payment_chart
 from nsabench.verdicts import break_even
 from nsabench.verdicts.tables import read_records
+from tests.commands import invoke
 from tests.runs import with_comparison
 from tests.verdicts.test_break_even import ladder, queued
 
@@ -30,10 +28,10 @@ def run(tmp_path_factory):
     """A run with an alternative, on this CPU, and what the terminal said of it."""
     folder = tmp_path_factory.mktemp("pays")
     (folder / "m.yaml").write_text(MATRIX)
-    arguments = ["--device", "cpu", "--timing", "full", "--out", str(folder / "run")]
-    done = CliRunner().invoke(measure, [str(folder / "m.yaml"), *arguments])
-    assert done.exit_code in (0, 1), done.output
-    return folder / "run", done.output
+    words = ("--device", "cpu", "--timing", "full", "--out", folder / "run")
+    done = invoke("all", folder / "m.yaml", *words)
+    assert done.error is None, done
+    return folder / "run", done.stdout
 
 
 def test_every_place_says_the_same(run):
@@ -88,10 +86,8 @@ def test_a_chart_of_the_queue_is_of_calls_that_are_queued():
 
 def test_the_command_says_it_to_programs_too(run):
     folder, _ = run
-    asked = CliRunner().invoke(ask, [str(folder)])
-    assert asked.exit_code == 0, asked.output
-    assert "nsa_attention 4/2 forward" in asked.output
-    data = json.loads(CliRunner().invoke(ask, [str(folder), "--json"]).output)
+    assert "nsa_attention 4/2 forward" in invoke("threshold", folder).stdout
+    data = json.loads(invoke("threshold", folder, "--json").stdout)
     assert [(p["op"], p["heads"], p["regime"]) for p in data["pays"]] == [
         ("nsa_attention", "4/2", "queue"),
         ("nsa_attention", "4/2", "device"),

@@ -2,9 +2,7 @@
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from nsabench.cli.archive import command as archive_command
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal, verify
@@ -12,6 +10,7 @@ from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.output import site
 from nsabench.output.report import Facts
 from nsabench.verdicts import thresholds_yaml
+from tests.commands import invoke
 from tests.runs import SIGNER, Made, make_run
 
 SAID = "unpaired: this torch belongs with triton 3.7.1"
@@ -51,8 +50,7 @@ def test_a_run(signed):
 def test_an_archive_and_its_site(signed, tmp_path):
     archive = Archive(str(tmp_path / "archive"), create=True)
     archive.add(signed)
-    listed = CliRunner().invoke(archive_command, ["verify", archive.store.location])
-    assert f"triton 3.6.0  {SAID}  " in listed.output
+    assert f"triton 3.6.0  {SAID}  " in invoke("archive", "verify", archive.store.location).stdout
     assert query(archive, "SELECT unpaired FROM runs").to_pylist() == [{"unpaired": SAID}]
     text = site.write([archive.store.location], tmp_path / "out").read_text()
     for part in ("decisions", "boards", "runs"):

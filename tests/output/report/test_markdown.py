@@ -4,9 +4,6 @@ import json
 import re
 from dataclasses import replace
 
-from click.testing import CliRunner
-
-from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
 from nsabench.model.vocabulary import Status
@@ -81,8 +78,7 @@ def test_an_interrupted_run_says_so(tmp_path):
 
 
 def test_the_command_writes_both(run, tmp_path):
-    done = CliRunner().invoke(command, [str(run), "--out", str(tmp_path), "--json"])
-    assert done.exit_code == 0, done.output
+    done = invoke("report", run, "--out", tmp_path, "--json")
     assert json.loads(done.stdout)["valid"] is True
     assert (tmp_path / "report.html").is_file() and (tmp_path / "selection_report.md").is_file()
 
@@ -93,9 +89,8 @@ def test_a_signed_folder_is_left_as_it_was_signed(tmp_path):
     before = sorted(path.name for path in signed.iterdir())
     (tmp_path / "link").symlink_to(signed)
     for out in (None, signed, signed / "logs", signed / "new", tmp_path / "link"):
-        given = [] if out is None else ["--out", str(out)]
-        done = CliRunner().invoke(command, [str(signed), *given])
-        assert isinstance(done.exception, UsageError), out
+        done = invoke("report", signed, *(("--out", out) if out else ()))
+        assert isinstance(done.error, UsageError), out
         assert sorted(path.name for path in signed.iterdir()) == before
     assert verify(signed).broken is None
 

@@ -3,9 +3,7 @@
 import ast
 
 import pytest
-from click.testing import CliRunner
 
-from nsabench.cli import group
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
 from nsabench.evidence.manifest.statement import Trust
@@ -13,6 +11,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.output import templates
 from nsabench.output.site.build import SiteRun, index, page
+from tests.commands import invoke
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run
@@ -28,21 +27,18 @@ def run(tmp_path):
 def test_a_link_in_a_run_is_not_followed(run, tmp_path, command):
     secret = tmp_path / "secret"
     secret.write_text("what is not the run's")
-    (run / "logs").mkdir(exist_ok=True)
-    plan = Plan.read(run / "plan.json")
-    (run / "logs" / f"{plan.cases[0].id}.log").unlink(missing_ok=True)
-    (run / "logs" / f"{plan.cases[0].id}.log").symlink_to(secret)
-    more = {"profile": [plan.cases[0].id, "mine", str(tmp_path / "alone.py")]}
-    out = ["--out", str(tmp_path / "out")] if command == "report" else []
-    done = CliRunner().invoke(
-        group, [command, str(run), *more.get(command, []), *out], standalone_mode=False
-    )
-    assert isinstance(done.exception, VerificationFailed), done.output
-    assert "is a link, and a run holds none" in str(done.exception)
-    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path != secret]
-    assert not any(
-        b"not the run's" in path.read_bytes() for path in kept if run not in path.parents
-    )
+    case_id = Plan.read(run / "plan.json").cases[0].id
+    (run / "logs" / f"{case_id}.log").unlink()
+    (run / "logs" / f"{case_id}.log").symlink_to(secret)
+    more = {
+        "report": ("--out", tmp_path / "out"),
+        "profile": (case_id, "mine", tmp_path / "alone.py"),
+    }
+    done = invoke(command, run, *more.get(command, ()))
+    assert isinstance(done.error, VerificationFailed)
+    assert "is a link, and a run holds none" in str(done.error)
+    made = [path for path in tmp_path.rglob("*") if path.is_file() and run not in path.parents]
+    assert made == [secret]
 
 
 def test_what_a_kernel_says_is_text_on_every_page_of_a_site(tmp_path, browser):
@@ -78,10 +74,9 @@ def test_a_script_replaces_nothing(run, tmp_path):
     (tmp_path / "other.pt").write_text("my weights")
 
     def asked(script):
-        arguments = ["profile", str(run), plan.cases[0].id, "mine", str(script)]
-        done = CliRunner().invoke(group, arguments, standalone_mode=False)
-        assert isinstance(done.exception, UsageError)
-        return str(done.exception)
+        done = invoke("profile", run, plan.cases[0].id, "mine", script)
+        assert isinstance(done.error, UsageError)
+        return str(done.error)
 
     assert "mine.py is there already" in asked(tmp_path / "mine.py")
     assert "other.pt is there already" in asked(tmp_path / "other.py")
