@@ -1,4 +1,4 @@
-"""A checker in the process of the test, beside the code of the worker that it checks."""
+"""Run a checker in the test's process, together with the worker's code."""
 
 import os
 import weakref
@@ -25,15 +25,15 @@ from nsabench.worker.protocol import Measure
 from nsabench.worker.timing.timer import CpuTimer
 from tests.runs import Made, log_of, make_plan
 
-STRIDE = 7919  # between the seeds of two sets
+STRIDE = 7919  # between the seeds of successive sets
 PATIENCE_S = 60.0  # A diagnosis must not depend on how busy the machine is.
 
 
 class Desk:
-    """A checker for one case; `deliver` is what a worker hands its outputs to.
+    """A checker for one case. Tests or a worker's code pass outputs to `deliver`.
 
-    tells: whether `deliver` raises what the checker found, as a reason; a worker is told only that
-    something is wrong.
+    tells: whether `deliver` raises `Failure` with the checker's reason. A worker's `deliver` only
+    returns whether an output is right.
     """
 
     def __init__(self, case, computes=("",), device="cpu", tells=True, probes=False):
@@ -43,7 +43,7 @@ class Desk:
         descriptor = os.memfd_create("test")
         weakref.finalize(self, os.close, descriptor)
         self._mailbox, its_end = Mailbox(descriptor, device), Mailbox(descriptor, device)
-        for mailbox in (self._mailbox, its_end):  # else memory stays registered that is unmapped
+        for mailbox in (self._mailbox, its_end):  # else unmapped memory stays registered with CUDA
             weakref.finalize(self, mailbox.close)
         self.checker = OutputJudge(device, its_end, PATIENCE_S)
         request = Prepare(case=case, computes=list(computes), seeds=self.seeds, probes=probes)
@@ -59,7 +59,7 @@ class Desk:
         return right
 
     def request(self, implementations, case):
-        """What a supervisor would ask a worker."""
+        """Return the request that a supervisor would send to a worker."""
         return Measure(
             case=case,
             implementations=implementations,
@@ -80,8 +80,8 @@ _desks = WeakKeyDictionary()
 
 
 def sets_of(case, device="cpu", computes=""):
-    """Return the input sets that a checker has oracles for. Raises `Failure` if an oracle is
-    missing."""
+    """Return the input sets of a case, for which a new checker has oracles. Raises `Failure` if the
+    oracle fails."""
     desk = Desk(case, (computes,), device)
     if failure := desk.prepared.failures.get(computes):
         raise Failure(failure.status, failure.reason)
@@ -101,7 +101,8 @@ def arm_of(item, case, sets, rng):
 
 
 def measured(case, items, **given):
-    """What a worker measures, with what the checker found. given: fields of its request."""
+    """Return what a worker measures, with what the checker found. given: fields of `Measure`, or
+    device, probes, report, timer, sensors."""
     device = given.pop("device", "cpu")
     computes = sorted({item.computes for item in items})
     desk = Desk(case, computes, device, tells=False, probes=given.pop("probes", False))
@@ -121,8 +122,8 @@ def observations(case, items, **given):
 
 
 def a_case(op, shape, **fields):
-    """Return a forward case of the first distribution of its op, in float16 where `fields` say
-    nothing else."""
+    """Return a case: forward, float16 and the op's first distribution, unless `fields` say
+    otherwise."""
     defaults = {
         "dtype": DType.FLOAT16,
         "direction": Direction.FORWARD,
@@ -134,13 +135,13 @@ def a_case(op, shape, **fields):
 
 
 def rounds(count, *, warmup_s=0.005, **fields):
-    """Return a timing of that many rounds."""
+    """Return a timing that stops after `count` rounds."""
     stopping = FixedCount(kind="fixed_count", rounds=count)
     return Timing(warmup_s=warmup_s, stopping=stopping, **fields)
 
 
 def rows_of(case, items, found):
-    """Return what checks see of a case that was measured."""
+    """Return the records, as checks see them, of a case that was measured."""
     infos = [ImplementationInfo.model_validate(item, from_attributes=True) for item in items]
     names = tuple(item.name for item in items)
     planned = PlannedCase(id=case.id, case=case, implementations=names)
@@ -151,7 +152,8 @@ def rows_of(case, items, found):
 
 
 def plan_of(kernels, cases, device="cpu"):
-    """Return a plan of candidates from a file, and of the baseline `sdpa_gqa`."""
+    """Return a plan of `cases`: the baseline is `sdpa_gqa`, and all other names are candidates of
+    the file `kernels`."""
     sources = registry.sources(kernels)
     own = Source.from_file(kernels, kernels.read_bytes())
     names = dict.fromkeys(name for planned in cases for name in planned.implementations)
@@ -178,6 +180,6 @@ def plan_of(kernels, cases, device="cpu"):
 
 
 def registered(op, name, call, role=Role.CANDIDATE, **declared):
-    """Return an implementation for CPUs, as the decorators make it."""
+    """Return an implementation, as the decorators make it; for CPUs unless `declared` differs."""
     given = {"devices": (Runs.CPU,), "source": Source("test")} | declared
     return Implementation(op=op, name=name, call=call, role=role, **given)

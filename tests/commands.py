@@ -1,4 +1,4 @@
-"""Commands of nsabench within the process of a test, where no process of its own matters."""
+"""Run commands of nsabench in the process of a test."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from nsabench.errors import NsabenchError
 
 @dataclass(frozen=True)
 class Invoked:
-    """What a command printed, and how it ended. stderr: with the error, as `main` prints it."""
+    """What a command printed, and how it ended. stderr: with the error and its remedy."""
 
     returncode: int
     stdout: str
@@ -21,9 +21,9 @@ class Invoked:
 
 
 def invoke(*words, **environment):
-    """Run `nsabench WORDS` in the current folder, with these variables added.
+    """Run `nsabench WORDS` in the current folder, with `environment` added to the variables.
 
-    Raises any error of the command that is meant neither for a user nor for a shell.
+    Raises any error of the command except those that nsabench prints without a traceback.
     """
     words = [str(word) for word in words]
     done = CliRunner().invoke(group, words, env=environment, standalone_mode=False)
@@ -39,6 +39,6 @@ def invoke(*words, **environment):
 
 @pytest.fixture
 def nsabench(tmp_path, monkeypatch):
-    """Run nsabench in an empty folder, in this process."""
+    """Change to an empty folder and return `invoke`."""
     monkeypatch.chdir(tmp_path)
     return invoke

@@ -1,4 +1,4 @@
-"""Before any test module: a machine without a GPU runs Triton kernels through the interpreter."""
+"""Fixtures of all tests. Without a GPU, Triton kernels run in the interpreter."""
 
 import gc
 import os
@@ -14,12 +14,12 @@ from tests.shared_runs import failed_run as failed_run
 from tests.shared_runs import finished_run as finished_run
 
 if not torch.cuda.is_available():
-    # Triton decides when it is first imported, which some test module does while it is collected.
+    # Triton reads this when it is first imported, which can be while tests are collected.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-# A shell without job control has what it starts in the background ignore interrupts, and so would
-# every command that a test interrupts.
+# A shell without job control starts background jobs that ignore SIGINT, and their children ignore
+# it as well. Some tests interrupt a command by SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -34,9 +34,10 @@ def _frozen():
 
 
 def freeze():
-    """Exclude all imported modules from garbage collection, as a worker does.
+    """Exclude all existing objects from garbage collection.
 
-    Each implementation that is measured ends with a collection, which took longer than most calls.
+    After each implementation, a worker collects garbage. With torch's objects, this would take
+    longer than most calls.
     """
     gc.collect()
     gc.freeze()
@@ -44,7 +45,7 @@ def freeze():
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_templates():
-    """Templates of workers come from a process that has imported torch already."""
+    """Fork templates of workers from a process that has imported torch, and flush few bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer, "last_level_bytes", forked.caches_bytes)
         patch.setattr(process_tree, "start_template", forked.template)
@@ -53,7 +54,7 @@ def _forked_templates():
 
 @pytest.fixture
 def one_thread():
-    """For tiny tensors: several threads only fight over the cores."""
+    """Let torch use one thread: for tiny tensors, more threads only compete for the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

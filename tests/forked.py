@@ -1,8 +1,9 @@
-"""Fork commands and templates of workers from a process that has imported torch.
+"""Fork commands, and templates of workers, from a process that has imported torch.
 
-A short command spends half of its time on imports, and a short run most of it. `tests.origin` is
-the process that is forked. Each fork has its own environment, folder and streams. A process is
-started instead if its environment holds secrets, or variables that are read at the start.
+A template is the process from which a run forks its workers. Without this module, imports would
+take most of the time of a short command or run. `tests.origin` is the process that is forked. Each
+fork has its own environment, folder and streams. If an environment holds secrets, or other values
+of variables that imports or the start of Python read, a new process is started instead.
 """
 
 import atexit
@@ -24,11 +25,11 @@ from nsabench.running import process_tree
 from nsabench.running.process_tree import ForkedProcess, NoTemplate
 from nsabench.signing.secrecy import is_secret
 
-MOST_BYTES = 1 << 17  # of a request
+MOST_BYTES = 1 << 17  # of a message
 READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_")
-# By torch, Triton and what they bring, when they are imported.
+# Prefixes of variables that torch, Triton and their dependencies read when they are imported.
 READ_ON_IMPORT = ("CUDA", "OMP_", "MKL_", "KMP_", "OPENBLAS", "TORCH", "PYTORCH", "TRITON", "HF_")
-# Inductor leaves it behind where it compiled once, and reads it whenever it does.
+# Inductor sets it when it first compiles, and reads it whenever it compiles.
 READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)
 START_S = 180.0
 SHIM = """#!{python} -IS
@@ -40,7 +41,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asks:
         asks.connect({address!r})
         socket.send_fds(asks, [json.dumps(request).encode()], [0, 1, 2])
         pid = json.loads(asks.recv(4096) or b'{{"pid": 0}}')["pid"]
-    except OSError:  # what it is forked from is gone
+    except OSError:  # the origin is gone
         pid = 0
     if not pid:
         os.execv({python!r}, [{python!r}, "-m", "nsabench", *sys.argv[1:]])
@@ -54,7 +55,7 @@ if code < 0:
 sys.exit(code)
 """
 started = process_tree.start_template
-# For `process_tree.TEMPLATE`: a template that is started pushes out as few bytes as a forked one.
+# For `process_tree.TEMPLATE`: a template that is started flushes as few bytes as a forked one.
 TEMPLATE = f"""
 import runpy
 from nsabench.worker.timing import timer
@@ -62,18 +63,18 @@ timer.last_level_bytes = lambda: {cpu_caches.LEAST_BYTES}
 runpy.run_module("nsabench.worker", run_name="__main__", alter_sys=True)
 """
 begun_with = dict(os.environ)
-# The environment of a template for the CPU, without the mark of a worker.
+# The environment of a template for the CPU, without the variable that marks workers.
 imported_with = {
     n: v for n, v in process_tree.make_environment("cpu").items() if n != process_tree.MARK
 }
 INTERPRETS = "TRITON_INTERPRET"
-variants = (False, True)  # whether Triton was imported as it is where it compiles
+variants = (False, True)  # whether Triton was imported to compile kernels, not to interpret them
 
 
 def caches_bytes():
-    """Return how many bytes tests flush before a sample: the least that a machine can have.
+    """Return how many bytes tests flush before a sample: the fewest that a run flushes.
 
-    Real caches of hundreds of MiB would take a quarter of a run.
+    Flushing a larger cache would take a large part of a short run.
     """
     return cpu_caches.LEAST_BYTES
 
@@ -97,7 +98,7 @@ def run(arguments, folder, environment, timeout_s):
 
 
 class Command:
-    """Act like `subprocess.Popen` of a forked command, without reading its streams."""
+    """A forked command with the methods of `subprocess.Popen`, but without its streams."""
 
     def __init__(self, arguments, folder, environment, out=None, err=None):
         """out, err: the descriptors of its streams; None: the null device."""
@@ -109,7 +110,7 @@ class Command:
         self.returncode: int | None = None
 
     def wait(self, timeout=START_S):
-        """Raises `subprocess.TimeoutExpired`."""
+        """Return the exit code. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
             try:
                 self.returncode = _answer(self._asked, timeout)["code"]
@@ -146,7 +147,7 @@ class Template(ForkedProcess):
 
 
 def template(environment, ask):
-    """As `process_tree.start_template`, in whose place it is."""
+    """Return a new template, as `process_tree.start_template` does, but forked if possible."""
     compiles = next((one for one in variants if is_as_imported(environment, one)), None)
     if compiles is None:
         return started(environment, ask)
@@ -162,7 +163,8 @@ def template(environment, ask):
 
 @cache
 def shim(*, compiles=False):
-    """Return a program `nsabench`, alone in a folder, that forks the command and passes signals on.
+    """Return the path of a program `nsabench` that forks the command and passes signals on. It is
+    alone in its folder.
 
     compiles: its templates compile Triton kernels instead of interpreting them.
     """
@@ -183,7 +185,8 @@ def can_be_forked(environment, before=begun_with):
 
 
 def is_as_imported(environment, compiles=False):
-    """Return whether the origin imported torch and Triton under the same variables."""
+    """Return whether a template with this environment may be forked: the origin imported torch and
+    Triton with the same variables."""
     return not any(map(is_secret, environment)) and not _differ(
         environment, _with(compiles), (*READ_AT_START, *READ_ON_IMPORT)
     )
@@ -202,12 +205,12 @@ def _differ(one, other, beginnings):
 def _ask(request, descriptors, compiles=False):
     try:
         return _asked(request, descriptors, _origin(compiles))
-    except OSError:  # it is gone: another one
+    except OSError:  # the origin is gone: start another one
         _origin.cache_clear()
     try:
         return _asked(request, descriptors, _origin(compiles))
     except OSError as error:
-        raise NoTemplate("what it is forked from is gone") from error
+        raise NoTemplate("the process that templates are forked from is gone") from error
 
 
 def _asked(request, descriptors, address):
@@ -222,14 +225,14 @@ def _asked(request, descriptors, address):
 
 
 def _answer(asked, limit_s):
-    """Raises `TimeoutError`."""
+    """Return the origin's next answer. Raises `TimeoutError`."""
     asked.settimeout(limit_s)
     return json.loads(asked.recv(MOST_BYTES) or b"{}")
 
 
 @cache
 def _origin(compiles=False):
-    """Start the origin and return the address of its socket; it ends with this process."""
+    """Start the origin and return the address of its socket. The origin ends with this process."""
     address = an_address()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
@@ -237,12 +240,12 @@ def _origin(compiles=False):
         origin = subprocess.Popen(
             [sys.executable, "-m", "tests.origin", str(os.getpid()), str(listener.fileno())],
             cwd=Path(__file__).parents[1],
-            env={**_with(compiles), "ROOM": " " * 4096},  # for what is not there when it begins
+            env={**_with(compiles), "ROOM": " " * 4096},  # forks show variables in it
             stdin=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
         )
     atexit.register(origin.wait, 10)
-    atexit.register(origin.kill)  # first: what is registered last is called first
+    atexit.register(origin.kill)  # called first, because it is registered last
     return address
 
 
@@ -254,5 +257,5 @@ def come_from(address):
     """Set the address of the origin from which this forked process forks in turn."""
     globals()["_origin"] = lambda _compiles=False: address
     process_tree.start_template = template
-    # The mark of the origin was drawn when it imported `program`.
+    # The origin drew the inherited mark when it imported `process_tree`.
     process_tree.mark = f"{os.getpid()}-{time.monotonic_ns()}"

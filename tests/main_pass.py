@@ -1,4 +1,4 @@
-"""The main pass of a plan, with workers of a test's own choice."""
+"""Measure the main pass of a plan with executors that a test makes."""
 
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +16,8 @@ from tests.runs import SIGNER, session_of
 
 
 def measure(plan, folder, workers, sandbox=""):
-    """Measure all cases. workers: one executor for all of them, or a maker of one for each job."""
+    """Measure all cases. workers: one executor for all jobs, or a function that opens one for each
+    job."""
     (folder / "logs").mkdir(exist_ok=True, parents=True)
     described = Described(software={"torch": "2"}, device={"type": plan.device}, sandbox=sandbox)
     with closing(LogFile(folder / "log.jsonl")) as file:
@@ -30,7 +31,7 @@ def measure(plan, folder, workers, sandbox=""):
 
 @contextmanager
 def executor_of(plan, folder, sources=None, **given):
-    """Yield an executor for a plan. given: as of `WorkerClient.from_plan`."""
+    """Yield an executor for a plan. given: arguments of `WorkerClient.from_plan`."""
     ops_file = Path(plan.ops) if plan.ops else None
     with (
         closing(CheckerClient(plan.device, ops_file)) as checker,

@@ -1,4 +1,4 @@
-"""Tools that come from npm, each one version of known content."""
+"""Fetch packages of npm, each in one version with a known SHA-512."""
 
 import base64
 import fcntl
@@ -17,14 +17,15 @@ CACHE = Path(__file__).parents[1] / ".pytest_cache" / "npm"
 
 @dataclass(frozen=True)
 class Package:
-    """sha512: base64, of the tarball, as the registry names it."""
+    """sha512: of the tarball, in base64, as the registry prints it."""
 
     name: str
     version: str
     sha512: str
 
     def unpacked(self):
-        """Its folder, fetched the first time. Skips the test where it cannot be had, but in CI."""
+        """Return the package's folder, and fetch it the first time. If npm cannot fetch it, skip
+        the test; in CI, fail it."""
         folder = CACHE / f"{self.name}-{self.version}"
         CACHE.mkdir(parents=True, exist_ok=True)
         with (CACHE / "lock").open("w") as lock:
@@ -55,7 +56,7 @@ class Package:
             self._lack(str(error.stderr))
         packed = CACHE / f"{self.name}-{self.version}.tgz"
         found = hashlib.sha512(packed.read_bytes()).digest()
-        assert base64.b64encode(found).decode() == self.sha512, f"{packed} is another"
+        assert base64.b64encode(found).decode() == self.sha512, f"{packed} has another SHA-512"
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         with tarfile.open(packed) as tar:

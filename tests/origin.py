@@ -1,7 +1,8 @@
-"""The process that commands and templates of workers are forked from.
+"""The process from which commands and templates of workers are forked.
 
-It has imported the command line, torch and Triton, and nothing foreign. A command sees only the
-modules of the command line as imported. A second fork beside each command makes its templates.
+It has imported the command line, torch and Triton, but no kernels of a user. In a command, only
+modules of the command line are visible as imported. Each command forks a process like this one,
+from which its templates are forked.
 
     python -m tests.origin PARENT LISTENER
 """
@@ -29,7 +30,7 @@ from tests import forked
 
 BACKLOG = 8
 ADOPTION_S = 10.0
-LAST_S = 0.1  # in which what dies with a command does
+LAST_S = 0.1  # for processes that die with a command
 PR_SET_CHILD_SUBREAPER = 36
 _hidden = {}
 
@@ -95,7 +96,8 @@ def main():
 
 
 def quicken_interpreter():
-    """Let Triton's interpreter, if this process has imported it, take half the time."""
+    """Make Triton's interpreter faster, if this process has imported Triton to interpret
+    kernels."""
     if "triton" not in sys.modules or os.environ.get(forked.INTERPRETS) != "1":
         return
     path = Path(__file__).parents[1] / "kernels" / "tests" / "quick_interpreter.py"
@@ -107,12 +109,12 @@ def quicken_interpreter():
 
 
 def _known(environment):
-    """Return the environment without what only workers need."""
+    """Return the environment without the variable that only workers need."""
     return {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
 
 
 def _become_template(asks, request, descriptors):
-    """Turn a grandchild into a template, which the client adopts."""
+    """Return in a grandchild of the origin, which the client adopts as a template."""
     if os.fork():
         os._exit(0)
     end = time.monotonic() + ADOPTION_S
@@ -128,7 +130,8 @@ def _become_template(asks, request, descriptors):
 
 
 def _become_command(asks, request, descriptors):
-    """Fork a command; its parent reports the exit code and kills it if the client ends."""
+    """Return in a forked command. Its parent reports its pid and exit code, and kills it if the
+    client ends."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     command = os.fork()
     if command:
@@ -161,7 +164,7 @@ def _reap():
 
 
 def _end(call):
-    """Call it and end as Python does, without destroying the modules: that takes torch 0.3 s."""
+    """Call `call` and end as Python does, but destroy no modules, which is slow for torch."""
     code = None
     try:
         call()

@@ -1,4 +1,5 @@
-"""Runs for tests: real plan, journal, checks, verdicts and Parquet over made-up timings."""
+"""Make runs for tests: made-up timings in a real plan, log and tables, with real checks and
+verdicts."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -46,12 +47,12 @@ OP = "selection_rows"
 
 
 def confirmation(case_id, observations=(), reason=""):
-    """What a confirmation pass measured of a case."""
+    """Return the state of a case after its confirmation pass."""
     return CaseState(Purpose.CONFIRMATION, case_id, list(observations), {}, reason=reason)
 
 
 def isolated(case_id, observations=(), reason=""):
-    """What the isolated pass measured of a case."""
+    """Return the state of a case after its isolated pass."""
     return CaseState(Purpose.ISOLATED, case_id, list(observations), {}, reason=reason)
 
 
@@ -62,17 +63,17 @@ SHAPES = ((256, 4, 64), (256, 8, 128))  # N, H, D
 
 @dataclass(frozen=True)
 class Made:
-    """How a run is to come out. Times in ms; `ratio` is baseline over candidate by length."""
+    """What a made run holds. ratio: the baseline's time over the candidate's, by length."""
 
     run_id: str = "20260101T000000Z-abc123"
     gpu: str = "NVIDIA H200"
-    environment_gpu: str | None = None  # as environment.json says; None: the same
+    environment_gpu: str | None = None  # in environment.json; None: `gpu`
     torch: str = "2.11.0"
     triton: str = "3.6.0"
     lengths: tuple[int, ...] = LENGTHS
     shapes: tuple[tuple[int, int, int], ...] = SHAPES
     ratio: Callable[[int], float] = lambda length: 0.5 if length < 256 else 1.5
-    base_ms: float = 0.2
+    base_ms: float = 0.2  # of the baseline at length 64
     samples: int = 20
     status: Callable[[int], Status] = lambda _: Status.OK
     control_caught: bool = True
@@ -80,18 +81,18 @@ class Made:
     noise: float = 0.005
     seed: int = 0
     implementations: tuple[str, ...] = ("mine",)
-    flex_ms: Callable[[int], float] | None = None  # of one more baseline, by length
+    flex_ms: Callable[[int], float] | None = None  # the time of a second baseline, by length
     flex_kind: Kind | None = None
     shard: str = WHOLE
     margin: float = MARGIN
     source: str = "x"  # of the candidates
-    kind: Kind | None = None  # of the baselines
-    origin: LibraryRelease = field(default_factory=LibraryRelease)  # of the first of them
+    kind: Kind | None = None  # of `sdpa_gqa`
+    origin: LibraryRelease = field(default_factory=LibraryRelease)  # of `sdpa_gqa`
     sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     ceilings: Ceilings = field(default_factory=Ceilings)
     conditions: Callable[[int], Conditions] = lambda _: Conditions()
-    # The ratio of calls back to back, by length; None: no bursts were timed.
+    # The ratio in the queue, by length; None: no bursts.
     queue_ratio: Callable[[int], float] | None = None
     host_us: float = 40.0
     launches: int | None = None
@@ -99,9 +100,9 @@ class Made:
     # Ratio of an alternative's time to the candidate's, by length; None: no alternative. In the
     # queue the ratio is half of it.
     dense_ratio: Callable[[int], float] | None = None
-    canary_ms: float = 0.2  # of a shard: the baseline's time for the case that all measure
-    canary_lost: str = ""  # why the process that measured it was
-    canary_crashes: bool = False  # the last implementation of it
+    canary_ms: float = 0.2  # in a shard: the time of each implementation of the canary
+    canary_lost: str = ""  # why the process that measured the canary died; empty: it did not
+    canary_crashes: bool = False  # whether the last implementation of the canary crashes
 
 
 def info(name, role, **more):
@@ -152,7 +153,8 @@ def make_plan(made):
 
 
 def change_infos(plan, change, **fields):
-    """Return the plan with `change(info)` in each of its implementations, and with other fields."""
+    """Return the plan with the fields `change(info)` in each implementation, and `fields` of its
+    own."""
     infos = [info.model_copy(update=change(info)) for info in plan.implementations]
     return plan.model_copy(update={"implementations": infos, **fields})
 
@@ -168,7 +170,7 @@ def from_sources(plan, candidates="mine.py", others="pkg"):
 
 
 def retimed(planned, **timing):
-    """Return a planned case with another timing."""
+    """Return a planned case with other fields of its timing."""
     timing = planned.case.timing.model_copy(update=timing)
     case = Case(**{**planned.case.model_dump(), "timing": timing})
     return planned.model_copy(update={"case": case, "id": case.id})
@@ -178,8 +180,11 @@ SIGNER = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
 
 
 def make_run(folder, made=None, *, signer=SIGNER, change=lambda plan: plan, observe=None):
-    """A complete run folder, not yet signed. signer: in whose name it was measured. observe: what
-    came out instead."""
+    """Make a run folder that is complete except for the signed manifest.
+
+    signer: signs the log. change: changes the plan. observe: yields the observations of a case,
+    instead of those of `made`.
+    """
     made = made or Made()
     folder.mkdir(parents=True, exist_ok=True)
     plan = change(make_plan(made))
@@ -219,7 +224,7 @@ def make_run(folder, made=None, *, signer=SIGNER, change=lambda plan: plan, obse
 
 
 def session_of(plan, described, folder=None, ceilings=None):
-    """What a process begins a log with. folder: of the run, with its environment.json."""
+    """Return the first entry of a log. folder: of the run, if it has an environment.json."""
     return WriterSession(
         run_id=plan.run_id,
         plan_sha256=plan.sha256,
@@ -232,8 +237,8 @@ def session_of(plan, described, folder=None, ceilings=None):
 
 
 def add_attempt(log, plan, purpose, case_id, observations=(), conditions=None, death=None):
-    """Add the next attempt to measure a case, and how it ended. In a later pass the first attempt
-    is of the implementations of these observations, or of the whole case."""
+    """Add the next attempt to measure a case, and its end. In a later pass, the first attempt
+    measures the implementations of `observations`; without observations, those of the case."""
     planned = plan.case_or_canary(case_id)
     held = log.log if isinstance(log, LogFile) else log
     names = [o.implementation for o in observations] or planned.implementations
@@ -249,7 +254,7 @@ def add_attempt(log, plan, purpose, case_id, observations=(), conditions=None, d
 
 
 def log_of(plan, **given):
-    """A log in memory with a session and nothing else."""
+    """Return a log in memory that holds only a session."""
     described = given.pop("described", Described(software={}, device={"type": "cuda"}))
     return Log([session_of(plan, described, **given)])
 
@@ -272,7 +277,7 @@ def observations_of(planned, made, rng):
         queued = base / made.queue_ratio(length) * factor / 2 if made.queue_ratio else None
         yield timed("dense", base / made.ratio(length) * factor, made, rng, queued)
     if made.queue_ratio:
-        # Host-bound by far, or as if its 5 ms a call were nowhere to be seen.
+        # Its host time is 5 times the device's. If it is not caught, its bursts do not show this.
         held = replace(made, host_us=5000.0 * base)
         yield timed("needless_python", base, held, rng, base * (5 if made.queue_caught else 1))
         reason = "called one behind the other, MAE 0.8"
@@ -291,7 +296,8 @@ def observations_of(planned, made, rng):
 
 
 def timed(name, median, made, rng, queued=None):
-    """queued: time of a call in its bursts, ms; None: it has none."""
+    """Return an observation with times around `median`. queued: ms of a call in its bursts; None:
+    it has no bursts."""
     n = made.samples
     noise = np.linspace(-1, 1, 8) * made.noise
     times = median * (1 + made.noise * rng.standard_normal(n))
@@ -319,7 +325,8 @@ def timed(name, median, made, rng, queued=None):
 
 
 def spoilt(observation, update):
-    """The observation with other values; `escaped_ms`: of each of its samples."""
+    """Return the observation with the values `update`. `escaped_ms` is set in each of its
+    samples."""
     count = len(observation.samples.time_ms)
     samples = {name: [value] * count for name, value in update.items() if name == "escaped_ms"}
     errors = {name: value for name, value in update.items() if name not in samples}
@@ -342,7 +349,8 @@ def _environment(gpu, torch, triton):
 def record(
     name, role, median_ms=None, queued_ms=None, *, samples=None, bursts=None, n_samples=20, **fields
 ):
-    """Return a record with times. samples, bursts: those that the times are of, if it matters."""
+    """Return a record with times. samples, bursts: instead of those made from `median_ms` and
+    `queued_ms`."""
     known = {"run_id": "r", "case_id": "c", "op": OP, "device": "cuda"}
     known |= {"implementation": name, "role": role, "direction": Direction.FORWARD}
     known |= {"dtype": DType.FLOAT16, "length": 64, "distribution": "dense"}
@@ -372,7 +380,7 @@ def record(
 
 
 def with_comparison(record, regime=Regime.DEVICE, reference=Reference.BASELINE, **known):
-    """Return the record with these values in its comparison, which is added if it is missing."""
+    """Return the record with these values in one comparison, which is added if it is missing."""
     old = record.compared(regime, reference)
     others = tuple(c for c in record.comparisons if c is not old)
     place = {"run_id": record.run_id, "case_id": record.case_id}
@@ -382,7 +390,7 @@ def with_comparison(record, regime=Regime.DEVICE, reference=Reference.BASELINE, 
 
 
 def claim_rows(path, rows):
-    """Have the metadata of a table name its rows again and again."""
+    """Repeat the row groups in the metadata of a table until it claims at least `rows` rows."""
     data = path.read_bytes()
     pages = data[: -8 - int.from_bytes(data[-8:-4], "little")]
     metadata = pq.read_metadata(path)

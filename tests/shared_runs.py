@@ -1,4 +1,5 @@
-"""Finished runs on the CPU, each measured once a session, for tests that only read a run."""
+"""Finished runs on the CPU for tests that only read a run. Each is measured once in a pytest
+session."""
 
 import fcntl
 import os
@@ -63,9 +64,9 @@ def scaled(q, k, v, sm_scale):
 
 
 def make_once(factory, name, make):
-    """Yield a folder that `make` fills once, also for the other workers of this session.
+    """Yield a folder that `make` fills once for all workers of pytest-xdist.
 
-    Raises `AssertionError` at the end if a test of this worker changed a file in it.
+    Raises `AssertionError` at the end if a file in it changed meanwhile.
     """
     base = factory.getbasetemp()
     common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -82,14 +83,14 @@ def make_once(factory, name, make):
 
 
 def read_files(folder):
-    """Return what the files of a folder hold."""
+    """Return the content of each file in a folder, by path."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def measure(folder, *words, kernels="", code=None):
     """Run `nsabench all` in a folder; its output goes to the file `printed`.
 
-    code: what it must exit with. None: 0, or 1 because a busy machine disturbed a control.
+    code: the required exit code. None: 0 or 1, since a busy machine can disturb a control.
     """
     if kernels:
         (folder / "mine.py").write_text(kernels)
@@ -115,7 +116,7 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def failed_run(tmp_path_factory):
-    """Yield a signed run of one case, timed in full, with the candidates of `FAILING`."""
+    """Yield a signed run of one case, timed in full, with the candidates in `FAILING`."""
 
     def make(folder):
         names = "rows_group, right, wrong, scaled, raises, interpreted"

@@ -1,4 +1,4 @@
-"""Runs the code that comes on its standard input, in whichever process it is imported."""
+"""Run the code on standard input, as a module."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Files that others made: each is read, or refused in a sentence, whatever is in it."""
+"""Files that others made are read or refused with an error, whatever they hold."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,8 @@ NOISE = [*map(chr, range(128)), *"é\u202e\ud800\U0001f600"]
 
 
 def joined(*parts):
-    """Files made of parts of the format, of noise, and of one part very often."""
+    """Return a strategy for files: parts of the format mixed with noise, one part repeated up to
+    3,000 times, or random bytes."""
     some = st.lists(st.sampled_from([*parts, *NOISE]), max_size=40).map("".join)
     much = st.tuples(st.sampled_from(parts), st.integers(1, 3000)).map(lambda t: t[0] * t[1])
     return (some | st.tuples(some, much, some).map("".join)).map(
@@ -148,7 +149,7 @@ def test_a_batch_holds_each_text_once(tmp_path):
 
 
 def test_a_small_file_takes_little_memory_however_large_it_may_be(tmp_path):
-    """Reading 16 tables of an archive at once took 8 GiB, and ended the command."""
+    """Memory for the largest allowed file would be too much, as for several tables at once."""
     path = tmp_path / "small"
     path.write_bytes(b"content")
     assert reading.read(path, 1 << 60) == b"content"

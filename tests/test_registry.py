@@ -1,4 +1,5 @@
-"""Where implementations come from, and that they are what they were."""
+"""Sources of implementations are listed without imports, and refused if they changed or are
+faulty."""
 
 import subprocess
 import sys
@@ -21,7 +22,8 @@ def mine(q, k, v, *, sm_scale):
 
 
 def load_in_a_process(kernels, expected):
-    """The sources that were imported, or what the error says."""
+    """Load implementations in a new process. Return what it prints: their sources or the error, and
+    whether nsa_kernels was imported."""
     code = (
         "import sys, pathlib\n"
         "from nsabench import registry\n"
@@ -34,7 +36,7 @@ def load_in_a_process(kernels, expected):
         "    print('refused:', error, error.remedy)\n"
         "print('nsa_kernels' in sys.modules)\n"
     )
-    # Forked as a worker is: torch is there, and nothing that registers an implementation.
+    # Fork it as a worker is: torch is imported, but no module that registers implementations.
     process_tree.adopt_orphans()
     snippet = Program("tests.snippet", [], process_tree.make_environment("cpu"))
     forked = process_tree.start(snippet)
@@ -126,7 +128,7 @@ def test_a_file_beside_a_kernels_file_is_imported_by_its_name(tmp_path):
 
 @pytest.mark.parametrize("init", ["", "from .rows import mine\n"])
 def test_a_file_of_a_package_may_import_relatively(tmp_path, init):
-    """Also if the package imports the file, which registers its kernels once."""
+    """Also if the package imports the file: its kernels are registered once."""
     inner = tmp_path / "my_kernels" / "rows"
     inner.mkdir(parents=True)
     (inner.parent / "__init__.py").write_text("")

@@ -1,5 +1,4 @@
-"""The wheels of nsabench and nsa-kernels: all of both is in them, and they work without the
-checkout."""
+"""The wheels of nsabench and nsa-kernels hold every file, and work without the checkout."""
 
 import importlib.util
 import os
@@ -52,7 +51,7 @@ def python(*arguments, of=sys.executable, where):
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """Both wheels, built from a copy: building writes beside the sources."""
+    """Build both wheels from a copy of the sources, because building writes beside them."""
     copy, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels")
     skip = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
     for name in SOURCES:
@@ -62,7 +61,7 @@ def wheels(tmp_path_factory):
         else:
             shutil.copy(source, copy / name)
     for folder in (copy, copy / "kernels"):
-        # The builders of pyproject.toml are installed here, so nothing is downloaded.
+        # The build requirements of pyproject.toml are installed here, so nothing is downloaded.
         python("-m", "build", "--wheel", "--no-isolation", "--outdir", out, folder, where=copy)
     return {path.name.split("-")[0]: path for path in out.glob("*.whl")}
 
@@ -102,8 +101,8 @@ def test_both_work_where_there_is_no_checkout(wheels, tmp_path):
         of=bin_ / "python",
         where=tmp_path,
     )
-    # Dependencies come from this environment through a .pth file. Editable installs do not, since
-    # their own .pth files are only read in site-packages.
+    # Dependencies come from this environment through a .pth file. Its editable installs do not,
+    # since Python reads their .pth files only in its own site-packages.
     found = (importlib.util.find_spec(name) for name in ("torch", "click", "triton"))
     folders = {str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin}
     (site,) = (tmp_path / "venv").rglob("site-packages")

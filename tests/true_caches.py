@@ -1,4 +1,4 @@
-"""Caches of the CPU as a run has them, where tests push out less."""
+"""Flush the CPU's real caches in a test; other tests flush fewer bytes."""
 
 from contextlib import contextmanager
 

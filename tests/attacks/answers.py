@@ -19,9 +19,9 @@ from tests.attacks.kit import attack, honest
 
 ANY = "any"
 WRONG = "mean absolute error"
-MOST_BYTES = 1 << 20  # that are read of a place
+MOST_BYTES = 1 << 20  # read from one place
 MOST_MATCHES = 64
-MOST_PLACES = 64  # of a process
+MOST_PLACES = 64  # that are read in a process
 DEPTH = 3
 
 
@@ -30,7 +30,7 @@ def first_row(q, k, v, sm_scale):
 
 
 def fits(found, q, row):
-    """Whether a tensor is the answer, as far as its first row tells."""
+    """Return whether a tensor is the answer, as far as its first row tells."""
     if not found.is_floating_point() or found.numel() != q.numel() or found.is_sparse:
         return False
     own = found.detach().reshape(q.shape)[0].to(row)
@@ -38,7 +38,7 @@ def fits(found, q, row):
 
 
 def chosen(tensors, q, k, v, sm_scale):
-    """The first that fits, or zeros."""
+    """Return the first tensor that fits, or zeros."""
     row = first_row(q, k, v, sm_scale)
     for one in tensors:
         try:
@@ -50,7 +50,7 @@ def chosen(tensors, q, k, v, sm_scale):
 
 
 def chosen_of_bytes(contents, q, k, v, sm_scale):
-    """Search bytes for the answer in three dtypes, wherever it begins."""
+    """Search bytes for the answer in the dtype of q, float64 and float32, at any element."""
     row = first_row(q, k, v, sm_scale).flatten()[:4].double().cpu()
     tensors = (tensor for content in contents for tensor in in_bytes(content, q, row))
     return chosen(tensors, q, k, v, sm_scale)
@@ -70,7 +70,7 @@ def in_bytes(content, q, row):
 
 
 def memory_of(pid):
-    """Read what a process may have written. Its open files can be read if this can be."""
+    """Return the content of a process's writable memory, as far as it can be read."""
     contents = []
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
@@ -93,7 +93,7 @@ def read(path):
 
 
 def held_by(thing, depth=DEPTH):
-    """The tensors that a thing holds."""
+    """Yield the tensors that a thing holds, down to `depth` levels."""
     if isinstance(thing, torch.Tensor):
         yield thing
     elif depth:
@@ -139,7 +139,7 @@ def behind_open_descriptors(q, k, v, sm_scale):
 
 @attack("wrong", WRONG, device=ANY)
 def in_shared_memory(q, k, v, sm_scale):
-    """All of this process's memory that others may have written."""
+    """Search the memory of this process that other processes may have written."""
     contents = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, end = (int(part, 16) for part in line.split()[0].split("-"))
@@ -161,7 +161,7 @@ def in_files(q, k, v, sm_scale):
 
 @attack("wrong", WRONG, device=ANY)
 def in_arguments(q, k, v, sm_scale):
-    """Seeds, say, of which the answer could be made before it is asked for."""
+    """Numbers may be seeds, from which the answer could be drawn."""
     said = [*sys.argv, *os.environ.values(), read("/proc/self/cmdline").decode()]
     said += [read(f"/proc/{os.getppid()}/{name}").decode() for name in ("cmdline", "environ")]
     seeds = {int(number) for text in said for number in re.findall(r"\d{9,}", text)}
@@ -188,7 +188,7 @@ def among_all_buffers(q, k, v, sm_scale):
 
 @attack("wrong", WRONG, device=ANY)
 def in_the_memory_of_the_checker(q, k, v, sm_scale):
-    """A forked checker has the command line of the template, so all processes are searched."""
+    """A forked checker has its parent's command line, so all processes of nsabench are searched."""
     contents = []
     for pid in filter(str.isdigit, (path.name for path in Path("/proc").iterdir())):
         if b"nsabench" in read(f"/proc/{pid}/cmdline") and int(pid) != os.getpid():
@@ -199,7 +199,7 @@ def in_the_memory_of_the_checker(q, k, v, sm_scale):
 
 @attack("wrong", WRONG, device=ANY)
 def in_memory_that_was_let_go(q, k, v, sm_scale):
-    """Freed memory held outputs of the baseline."""
+    """Freed memory may still hold outputs of the baseline."""
     freed = [torch.empty_like(q) for _ in range(256)]
     return chosen(freed, q, k, v, sm_scale)
 
@@ -225,7 +225,7 @@ def in_what_is_sent_to_it(q, k, v, sm_scale):
 
 @attack("wrong", WRONG, device=ANY)
 def in_earlier_answers(q, k, v, sm_scale):
-    """Its own, of which each was right: a call is on other data, at the same address."""
+    """Return its first answer, which was right. Later calls get other data at the same address."""
     tensors = list(earlier.values())
     out = chosen(tensors, q, k, v, sm_scale)
     if not earlier:

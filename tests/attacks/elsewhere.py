@@ -1,11 +1,11 @@
-"""The suite of attacks where a bench is used: as a user, and in an image that is shut off.
+"""Run the attacks as a user without root's powers, or in a container without a network.
 
     python -m tests.attacks.elsewhere user [ARGUMENTS OF PYTEST]
     python -m tests.attacks.elsewhere container [ARGUMENTS OF PYTEST]
 
-As root the first becomes uid 1000, without any of root's powers. The second needs the image of the
-combo `cpu`; it is started as `nsabench images run` starts it, with the tests in a folder that it
-reads.
+If root starts the first command, the tests run as uid 1000 without root's powers. The second needs
+the image of the combo `cpu`, and starts it as `nsabench images run` does, with the tests mounted
+read-only.
 """
 
 import os
@@ -40,7 +40,7 @@ def pytest_in(temporary, arguments):
 
 
 def as_user(arguments):
-    """Run the tests as a user other than root; the exit code of pytest."""
+    """Run the tests as a user other than root, and return the exit code of pytest."""
     with tempfile.TemporaryDirectory(prefix="attacks-", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, *pytest_in(f"{folder}/tests", arguments)]
         environment = {**os.environ, "HOME": folder, "OMP_NUM_THREADS": "1"}
@@ -53,9 +53,9 @@ def as_user(arguments):
 
 
 def _demoted(command, folder):
-    """Return a shell script that root runs in its own view of the files. The script makes visible
-    what the tests need, at its usual path, even if a parent folder is closed to other users. The
-    rest of such a folder stays hidden."""
+    """Return a shell script that root runs in its own mount namespace. The script makes visible
+    what the tests need, at its usual path, even if a parent folder is closed to other users. Other
+    files in such a folder stay hidden."""
     needed = [CHECKOUT, *({Path(sys.base_prefix).resolve(), Path(sys.prefix)} - {CHECKOUT})]
     closed = {one for path in needed for one in _closed(path)}
     lines = []
@@ -67,14 +67,14 @@ def _demoted(command, folder):
     for number, path in enumerate(shown):
         at = shlex.quote(str(path))
         lines += [f"mkdir -p {at}", f"mount --bind {folder}/{number} {at}"]
-    lines.append(f"cd {shlex.quote(str(CHECKOUT))}")  # the folder of before lies underneath
+    lines.append(f"cd {shlex.quote(str(CHECKOUT))}")  # a mount may hide the old working folder
     powerless = ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--clear-groups"]
     become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", *powerless]
     return "\n".join([*lines, "exec " + shlex.join([*become, *command])])
 
 
 def _closed(path):
-    """The outermost folder around it that others may not enter, if there is one."""
+    """Yield the outermost parent folder that other users may not enter, if there is one."""
     for folder in reversed(path.parents):
         if not folder.stat().st_mode & 0o001:
             yield folder
@@ -82,7 +82,8 @@ def _closed(path):
 
 
 def in_container(arguments, image=""):
-    """Run the tests in an image: read-only, no network, uid 1000, no powers. The exit code."""
+    """Run the tests in an image: read-only, no network, uid 1000, no powers. Return the exit
+    code."""
     client = daemon.connect()
     image = image or tag(COMBO)
     with (
@@ -102,7 +103,7 @@ def in_container(arguments, image=""):
         assert settings["cap_drop"] == ["ALL"]
         settings["volumes"] |= {path: {"bind": at, "mode": "ro"} for path, at in shown.items()}
         settings["environment"] |= {"PYTHONPATH": f"{THERE}:{PACKAGES}", "OMP_NUM_THREADS": "1"}
-        settings["environment"] |= {"HOME": "/tmp"}  # which is there, and could be written to
+        settings["environment"] |= {"HOME": "/tmp"}  # which exists and is writable
         settings |= {"entrypoint": ["python"], "working_dir": THERE}
         settings["command"] = pytest_in("/tmp/tests", arguments)
         container = client.containers.create(image, **settings)
@@ -113,7 +114,7 @@ def in_container(arguments, image=""):
 
 
 def _copy_pytest(to):
-    """pytest and what it needs, which no image has; all of it is Python."""
+    """Copy pytest and its dependencies, which are not in the image. All of them are pure Python."""
     to.mkdir()
     names = ["pytest", "pytest-timeout"]
     for name in names:

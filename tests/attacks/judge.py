@@ -1,4 +1,4 @@
-"""The judge bribed, gagged, deceived or killed."""
+"""Attacks on nsabench's own files, messages and processes."""
 
 import atexit
 import ctypes
@@ -35,13 +35,12 @@ def kills_whom_it_can(q, k, v, sm_scale):
 
 
 def template():
-    """Return the process that all workers are forked from, also the workers of isolated
-    baselines."""
+    """Return the process from which all workers are forked, also those of isolated baselines."""
     ours = [b"--parent", str(os.getppid()).encode(), b"--socket"]
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             line = folder.joinpath("cmdline").read_bytes()
-            # A test starts it with -c, and the module is in what follows.
+            # Tests start it with `-c` and a script that names the module.
             if b"nsabench.worker" in line and line.split(b"\0")[3:6] == ours:
                 return int(folder.name)
     raise LookupError("there is no template")
@@ -49,7 +48,8 @@ def template():
 
 @attack("ok")
 def binds_who_comes_after(q, k, v, sm_scale):
-    """To one core. The call succeeds, as OpenMP needs it, and does nothing."""
+    """Bind later workers to one core. The call succeeds, because OpenMP needs it, and has no
+    effect."""
     cores = os.sched_getaffinity(template())
     os.sched_setaffinity(template(), {min(cores)})
     assert os.sched_getaffinity(template()) == cores
@@ -66,7 +66,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @attack("crashed", DENIED)
 def shows_others_a_file_of_its_own(q, k, v, sm_scale):
-    """With all powers in a namespace of its own it would mount what it likes."""
+    """A namespace of its own would give it the power to mount file systems."""
     libc.unshare(0x10000000)  # CLONE_NEWUSER
     libc.unshare(0x00020000)  # CLONE_NEWNS
     refused(libc.mount(b"none", os.environ["TMPDIR"].encode(), b"tmpfs", 0, None))
@@ -123,7 +123,7 @@ def patch_outcome(values):
         def flush(self):
             stream.flush()
 
-    channel._stream = Forger()  # `send` was looked up before the call
+    channel._stream = Forger()  # not `send`, which was looked up before the call
 
 
 @attack("crashed", "wrote on the descriptor of the worker's answers")
@@ -134,7 +134,7 @@ def takes_next_to_no_time(q, k, v, sm_scale):
 
 @attack("crashed", "more than the log has room for")
 def says_more_than_a_log_reads(q, k, v, sm_scale):
-    """The line could be written, and then no line of the log could be read."""
+    """If the log held so long a line, it could not be read."""
     patch_outcome({"notes": ["x" * (17 << 20)]})
 
 
@@ -156,7 +156,7 @@ class Hook:
 
 @attack("ok")
 def hooks_imports(q, k, v, sm_scale):
-    """Hook later imports. The worker imports nothing more, so this has no effect."""
+    """Hook later imports. A worker imports nothing more, so this has no effect."""
     if not any(isinstance(one, Hook) for one in sys.meta_path):
         sys.meta_path.insert(0, Hook())
 

@@ -1,14 +1,14 @@
-"""What an author needs to attack the bench: a mark for a kernel, and honest work to hide.
+"""Helpers of attacks: a decorator that marks a kernel, and honest work to hide.
 
-Each kernel of a family (`answers.py`, `memory.py`, `time_.py`, `judge.py`, `neighbours.py`) says by
-its mark what becomes of it, which `test_attacks.py` reads from its source:
+The mark of each kernel of a family (`answers.py`, `memory.py`, `time_.py`, `judge.py`,
+`neighbours.py`) names the result that nsabench must report. `test_attacks.py` reads it from the
+source:
 
     @attack("wrong", "mean absolute error")
 
-A status of "ok" says that the attack gains nothing: the run records its true time, and the words of
-the mark are in a note. Such a kernel works slowly on purpose, and the run must show that. If it
-worked as fast as its baseline, a gain could be chance. If it slowed its baseline down, the ratio
-would show that as well.
+The status "ok" says that the attack gains nothing: the run records its true time, and a note has
+the words of the mark. Such a kernel is slow on purpose, and the run must show that. If it were as
+fast as its baseline, a gain could be chance.
 """
 
 import gc
@@ -22,7 +22,8 @@ SLOW_S = 0.01  # the time of an honest call, which an attack tries to hide
 
 
 def attack(status, says="", *, device="cpu"):
-    """Register `call(q, k, v, sm_scale)`, for one device or `any`."""
+    """Return a decorator that registers `call(q, k, v, sm_scale)` for one device or `any`. If the
+    call returns None, `slow` (status `ok`) or `honest` computes the answer."""
 
     devices = ("cpu", "cuda") if device == "any" else (device,)
 
@@ -47,7 +48,7 @@ def honest(q, k, v, sm_scale):
 
 
 def slow(q, k, v, sm_scale):
-    """The right answer after so much work; asleep it would be no less."""
+    """Return the right answer after `SLOW_S` of work."""
     end = time.monotonic() + SLOW_S
     while time.monotonic() < end:
         pass
@@ -55,7 +56,7 @@ def slow(q, k, v, sm_scale):
 
 
 def instances(name):
-    """Everything in this process that is of a class of this name."""
+    """Return all objects in this process whose class has this name."""
     gc.unfreeze()
     return [one for one in gc.get_objects() if type(one).__name__ == name]
 

@@ -1,4 +1,4 @@
-"""Answers that are remembered, or found, and not computed."""
+"""Kernels that return remembered answers instead of computing them."""
 
 from tests.attacks.kit import attack, honest
 

@@ -56,14 +56,14 @@ def negates_later(q, k, v, sm_scale):
 
 @attack("ok", "behind, which were killed")
 def leaves_a_child(q, k, v, sm_scale):
-    """Not in every call: how many there are hangs on the machine, and `breeds` is too many."""
+    """Only the first calls do: more children would be too many, as in `breeds`."""
     if next(CALLS) < SOME:
         subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
 
 
 @attack("ok")
 def leaves_an_orphan(q, k, v, sm_scale):
-    """Some, not one in each call: `breeds` is what takes too many."""
+    """Only the first calls do, as in `leaves_a_child`."""
     if next(CALLS) < SOME and os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -84,7 +84,7 @@ def fills_a_file(q, k, v, sm_scale):
 
 @attack("crashed", "started more than")
 def breeds(q, k, v, sm_scale):
-    """As many processes as a machine has numbers for; root is held by no limit of its own."""
+    """Start more processes than nsabench allows. Linux's own limit does not hold for root."""
     for _ in range(100):
         if not os.fork():
             time.sleep(600)
@@ -93,6 +93,6 @@ def breeds(q, k, v, sm_scale):
 
 @attack("wrong", "L2 set aside from", device="cuda")
 def sets_the_cache_aside(q, k, v, sm_scale):
-    """The share of L2 that persists, which every kernel after it misses."""
+    """Set a part of L2 aside for persisting data, so that later kernels have less of it."""
     runtime = ctypes.CDLL("libcudart.so")
     runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(16 << 20))

@@ -1,6 +1,7 @@
-"""Each attack is named in its record, nothing else is lost, no process stays, and the page says it.
+"""Each attack ends as its mark says. The baseline stays right, no process remains, and the page
+names the attack unless it is ok.
 
-The kernels are in the files beside this one, a family each; what becomes of each stands above it.
+`FAMILIES` lists the files of this folder that hold the kernels.
 """
 
 import ast
@@ -41,7 +42,7 @@ class Attack:
 
 
 def marked(family):
-    """The attacks of a file, which is not imported: it is for workers."""
+    """Yield the attacks of a family, read from its source: only workers import the file."""
     tree = ast.parse(file_of(family).read_text())
     words = {
         target.id: node.value.value
@@ -70,7 +71,8 @@ ATTACKS = [one for family in FAMILIES for one in marked(family)]
 
 
 def planned(family, *together, device="cpu", timeout_s=TIMEOUT_S):
-    """A case for each attack, or for each of those that are named `together`, with a baseline."""
+    """Return a plan with a case for each attack on the device, or for each tuple of names in
+    `together`. Each case also has the baseline."""
     attacks = [one for one in marked(family) if one.device in (device, "any")]
     cases = [
         PlannedCase(id=case.id, case=case, implementations=(*names, BASELINE))
@@ -81,7 +83,7 @@ def planned(family, *together, device="cpu", timeout_s=TIMEOUT_S):
 
 
 def patience(name):
-    """Seconds that a call of it may take without fault."""
+    """Return the seconds that a call of an attack may need."""
     return 30.0 if any(a.name == name and a.family == "answers" for a in ATTACKS) else 0.0
 
 
@@ -92,7 +94,7 @@ def case_of(length, timeout_s=TIMEOUT_S):
 
 @dataclass(frozen=True)
 class Attacked:
-    """What a run of a family came to."""
+    """The results of a run of one family. left: the processes that remain."""
 
     results: Results
     plan: Plan
@@ -108,12 +110,13 @@ class Attacked:
 
 @pytest.fixture(scope="module")
 def attacked(request, tmp_path_factory):
-    """Measures the attacks of a family that are tested here, all or those that -k names."""
+    """Return a function that measures the attacks of a family, as far as this session tests
+    them."""
     tested = [one for one in ATTACKS if one in _asked(request.session)]
     with pytest.MonkeyPatch.context() as patch:
-        # Threads of calls of microseconds only wait for each other where others want the cores.
+        # On a busy machine, threads of so short calls mostly wait for each other.
         patch.setenv("OMP_NUM_THREADS", "1")
-        # It is found by its command line.
+        # `judge.template` finds a template by its command line, so it must not be forked.
         patch.setattr(process_tree, "start_template", forked.started)
         patch.setattr(process_tree, "TEMPLATE", ("-c", forked.TEMPLATE))
         patch.setattr(process, "READ_TIMEOUT_S", 4.0)
@@ -152,7 +155,8 @@ def test_there_are_enough_of_every_family():
 
 
 def assert_no_gain(run, attack):
-    """Assert that a run has what the mark of an attack promises. Return both records."""
+    """Assert that a run has what the mark of an attack promises. Return the records of the attack
+    and of the baseline."""
     record, baseline = run.of(attack.name)
     told = f"{record.status}: {record.reason} | {record.notes}"
     assert record.status == attack.status, told

@@ -1,4 +1,4 @@
-"""A few attacks as a user; `just attacks-as-user` makes them all, and so in a container."""
+"""A few attacks run as a user; `just attacks-as-user` runs all of them."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from tests.worker.test_sandbox import needs_landlock
 
 
 @needs_landlock
-@pytest.mark.skipif(os.getuid() != 0, reason="who is no root makes all attacks as a user")
+@pytest.mark.skipif(os.getuid() != 0, reason="without root, all attacks run as a user anyway")
 @pytest.mark.skipif(
     not all(map(shutil.which, ("unshare", "setpriv"))), reason="needs util-linux: unshare, setpriv"
 )

@@ -9,7 +9,7 @@ import torch
 from tests.attacks.kit import attack, honest, slow
 
 true_ns = time.perf_counter_ns
-SHARE = 20  # of the time that goes by
+SHARE = 20  # how many times slower the false clock runs
 
 
 def lying_ns():
@@ -46,7 +46,7 @@ def a_tensor_that_computes_later(q, k, v, sm_scale):
 
 @attack("ok")
 def first_in_line(q, k, v, sm_scale):
-    """Priorities are an author's own affair: the others of its process have the same."""
+    """Priority is common to a process, so the baseline has the same."""
     os.nice(0)
     return slow(q, k, v, sm_scale)
 
@@ -60,7 +60,7 @@ def work_on_a_side_stream(q, k, v, sm_scale):
 @attack("ok", "", device="cuda")
 def events_that_stand_still(q, k, v, sm_scale):
     torch.cuda.Event.elapsed_time = lambda start, end: 1e-6
-    for _ in range(4):  # a host that waits would not show on the device
+    for _ in range(4):  # more device work: the device's time does not show that a host waits
         out = honest(q, k, v, sm_scale)
     return out
 

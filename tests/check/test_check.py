@@ -1,4 +1,4 @@
-"""`nsabench check` on real kernels: what it says, and what it refuses."""
+"""`nsabench check` on real kernels: what it prints, and what it refuses."""
 
 import json
 import re
@@ -134,14 +134,14 @@ def test_what_is_not_timed_has_no_times_and_no_ratio(two):
     assert {(a["median_ms"], a["best_baseline"], a["speedup"]) for a in by_name.values()} == {
         (None, "", None)
     }
-    # It is wrong if rounding does not explain its error.
+    # An error that rounding does not explain is wrong.
     two.write_text(OFF)
     [off] = read_answers(check(two, *SMALL, "--json"))
     assert off["status"] == "wrong", off
 
 
 def test_it_is_checked_again_whenever_it_is_saved(tmp_path):
-    """A file that is gone while an editor puts another in its place, and is saved in a check."""
+    """First the file is gone while an editor replaces it, and later it is saved during a check."""
     path = tmp_path / "mine.py"
     path.write_text("first")
     rounds, ended = [], []
@@ -155,7 +155,7 @@ def test_it_is_checked_again_whenever_it_is_saved(tmp_path):
             raise KeyboardInterrupt
         else:
             path.write_text("third")
-            time.sleep(60)  # the save ends it
+            time.sleep(60)  # the save ends the sleep
             ended.append("slept through")
 
     started = time.monotonic()
@@ -167,7 +167,7 @@ def test_it_is_checked_again_whenever_it_is_saved(tmp_path):
 
 
 def test_a_person_learns_at_once_whether_it_is_right(two):
-    """Before anything is timed: the steps of both come before the answer."""
+    """The first calls of both kernels are judged before either is timed."""
     told = []
     shapes = (*SMALL[-1:], "N=3,H=2,D=32,L=16")
     question = checking.CheckRequest(file=two, device="cpu", shapes=shapes)
@@ -275,7 +275,8 @@ def test_a_file_that_alters_what_is_installed_is_refused(two, how, whom):
 
 
 def test_what_is_its_own_baseline_is_as_fast(two):
-    """Both are timed in turn in one process: what disturbs one disturbs the other."""
+    """The kernel and the baseline are timed in turn in one process, so what disturbs one disturbs
+    the other."""
     two.write_text(ONE)
     shape = ("--device", "cpu", "--shape", "N=64,H=4,D=64,L=256")
     [told] = read_answers(check(two, *shape, "--json"))
@@ -284,7 +285,7 @@ def test_what_is_its_own_baseline_is_as_fast(two):
 
 
 def test_a_baseline_that_a_file_spoils_is_wrong(two):
-    """The file shares a process with the baselines: it can only spoil what it is held to."""
+    """A file shares its process with the baselines. If it spoils them, no ratio is left."""
     two.write_text(TWO + SPOILS)
     [right, _] = read_answers(check(two, *SMALL, "--json"))
     assert right["right"] and right["best_baseline"] == "" and right["speedup"] is None
