@@ -1,4 +1,4 @@
-"""The command line as a user runs it: a process of its own."""
+"""Run the command line in a process of its own."""
 
 import os
 import subprocess
@@ -13,7 +13,8 @@ Nsabench = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def command(*arguments):
-    """Return a command for tests that do not depend on the parent of its process."""
+    """Return a command line that runs a forked nsabench. The parent of nsabench is not its
+    caller."""
     return [str(forked.shim()), *map(str, arguments)]
 
 
@@ -26,7 +27,8 @@ def complete(done):
 
 @pytest.fixture
 def nsabench(tmp_path):
-    """Run nsabench in an empty folder; standard error must never hold a traceback."""
+    """Return a function that runs nsabench in an empty folder and fails if standard error holds a
+    traceback."""
 
     def run(*arguments, **environment):
         words = [str(argument) for argument in arguments]

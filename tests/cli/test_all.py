@@ -81,7 +81,8 @@ def test_an_interpreted_candidate_is_checked_and_not_timed(finished_run):
 
 
 def got_away(run):
-    """Controls that were not caught, each with the check that should have."""
+    """Return the controls that were neither caught nor declined, each with the check that must
+    catch it."""
     controls = [r for r in records(run) if r["role"] == "control"]
     assert "caught" in {r["caught"] for r in controls}
     return {
@@ -94,7 +95,7 @@ def got_away(run):
 def test_every_control_that_ran_was_caught(finished_run, tmp_path, tiny, nsabench):
     missed = got_away(finished_run)
     assert "parity" not in missed.values(), missed
-    if missed:  # a busy machine can hide an attack on the clock, but not twice
+    if missed:  # on a busy machine, a control's time can look honest, but not twice
         complete(nsabench("all", tiny, "--device", "cpu", "--out", "run"))
         again = got_away(tmp_path / "run")
         assert not missed.keys() & again.keys() and "parity" not in again.values(), (missed, again)
@@ -128,12 +129,13 @@ STEADY = (
 
 
 def steady(run):
-    """The records of all but the controls, some of which are caught by their times."""
+    """Return the steady fields of all records except those of controls, some of which only a time
+    shows."""
     return [{k: r[k] for k in STEADY} for r in records(run) if r["role"] != "control"]
 
 
 def test_the_same_command_starts_continues_and_leaves_alone(tmp_path, finished_run, tiny, nsabench):
-    """Killed with SIGKILL during its second job."""
+    """The first command is killed with SIGKILL during its second job."""
     run = tmp_path / "run"
     words = ("all", str(tiny), "--device", "cpu", "--timing", "full", "--resume", str(run))
     process = forked.Command(words, tmp_path, os.environ)
@@ -160,7 +162,7 @@ def test_the_same_command_starts_continues_and_leaves_alone(tmp_path, finished_r
     assert steady(run) == steady(finished_run)
     assert nsabench("verify", run).returncode == 0
 
-    # A second signature would vouch for whatever the files hold by now.
+    # A second signature would also cover what was changed after the first.
     whole = content(run)
     complete(nsabench(*words))
     assert content(run) == whole
@@ -251,7 +253,7 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(tmp_path, tiny
     by_name = {r.implementation: r for r in read_records(run)}
     mine = by_name["mine"].compared(Regime.DEVICE)
     beside = by_name[mine.against].median_ms / by_name["mine"].median_ms
-    assert beside > 3, "the neighbours were not slowed: the test shows nothing"
+    assert beside > 3, "the baseline was not slowed: the test shows nothing"
     assert mine.ratio < 0.6 * beside, mine
     assert mine.lo <= mine.ratio <= mine.hi
     assert mine.verdict is not Verdict.FASTER
@@ -326,7 +328,7 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(tmp_pat
 
 
 def test_a_failed_run_fails_its_audit_and_is_called_unsigned(tmp_path):
-    """The worker found it wrong, so that no check of the supervisor has to."""
+    """The records are wrong as observed, so no check of the supervisor has to find it."""
     run = make_run(tmp_path / "run", Made(lengths=(64,), status=lambda length: Status.WRONG))
     for command_ in ("audit", "threshold", "report"):
         done = invoke(command_, run)

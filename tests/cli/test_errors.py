@@ -1,4 +1,4 @@
-"""Bad input: one sentence, a remedy, exit code 2, and nothing written."""
+"""Bad input ends a command with one sentence, a remedy and an exit code, and nothing is written."""
 
 import subprocess
 import sys
@@ -107,7 +107,7 @@ def test_a_report_onto_a_full_disk(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     full(monkeypatch, "selection_report.tmp")
     arguments = ["report", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "out")]
-    with pytest.raises(EnvironmentRefused) as caught, writing():  # as `main` has it
+    with pytest.raises(EnvironmentRefused) as caught, writing():  # as in `main`
         CliRunner().invoke(group, arguments, catch_exceptions=False)
     said = "selection_report.md cannot be written: No space left on device"
     assert str(caught.value).endswith(said)
@@ -128,7 +128,7 @@ def test_a_signed_run_that_was_altered(tmp_path, nsabench, command):
 
 
 def test_no_folder_for_temporary_files_is_said(tmp_path):
-    """As in a container with `--read-only` and no `--tmpfs`: it was a fault of nsabench."""
+    """This happens in a container with `--read-only` and no `--tmpfs`."""
     code = "\n".join(
         [
             "import os, sys, tempfile",

@@ -1,4 +1,4 @@
-"""Files that were made to hang or to crash a command: refused by one sentence, at once."""
+"""Files that were made to hang or crash a command are refused at once with a short message."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from nsabench.evidence.manifest import seal
 from tests.evidence.manifest.test_tamper import seal_whatever
 from tests.runs import SIGNER, claim_rows, make_run
 
-MOST_S = 1.0  # of a core, beside the start of the command
+MOST_S = 1.0  # of CPU time, besides the start of the command
 MOST_BYTES = 400 << 20
 MEASURED = """
 import resource, subprocess, sys
@@ -24,7 +24,7 @@ sys.exit(done.returncode)
 
 
 def measured(*arguments):
-    """Run a command. Returns also its peak of memory (bytes) and the time of a core (s)."""
+    """Run a command. Return its result, its peak memory in bytes and its CPU time in seconds."""
     line = [sys.executable, "-c", MEASURED, *map(str, arguments)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     done.stderr, _, used = done.stderr.rpartition("measured ")
@@ -34,7 +34,7 @@ def measured(*arguments):
 
 @cache
 def start_s():
-    """Return how long a command takes to start, on a machine that may be busy."""
+    """Return the CPU time in seconds of a command that only starts."""
     return measured("verify", "--help")[2]
 
 
@@ -64,7 +64,7 @@ def test_a_table_that_claims_a_billion_rows(tmp_path):
 
 
 def test_a_file_that_lies_about_what_it_unpacks_to_ends_in_a_sentence(tmp_path):
-    """As where a page takes more memory than a process may have."""
+    """A large allocation replaces a page that takes more memory than a process may have."""
     code = (
         "import sys\nfrom nsabench import cli\nfrom nsabench.cli import verify\n"
         "verify.verify = lambda *_, **__: bytearray(9 << 30)\n"

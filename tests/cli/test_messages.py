@@ -1,4 +1,4 @@
-"""Messages that a stranger stumbled over: each asks for what is most likely missing first."""
+"""Messages name what is most likely missing, and their remedies work."""
 
 from pathlib import Path
 

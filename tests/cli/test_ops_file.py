@@ -1,4 +1,4 @@
-"""A run of an op that nsabench has never seen, from the plan to the commands that read it."""
+"""A run of an op from a user's file, and the commands that read the run."""
 
 import subprocess
 from pathlib import Path
@@ -41,7 +41,7 @@ def nsabench(*words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run, and the files that it was made with."""
+    """Return a folder with a run and the files from which it was made."""
     folder = tmp_path_factory.mktemp("of_an_op")
     for name, text in (("kernels.py", KERNELS), ("rmsnorm.yaml", MATRIX)):
         (folder / name).write_text(text)

@@ -1,4 +1,5 @@
-"""A file of one's own, end to end on the CPU: what is said of a kernel that is right or crashes."""
+"""A user's kernels in a run on the CPU: what the run prints and writes about right and failed
+ones."""
 
 import json
 

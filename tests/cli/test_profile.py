@@ -1,4 +1,4 @@
-"""A script for one implementation on one case, which runs alone and needs only torch."""
+"""`nsabench profile` writes a script that calls one implementation on one case."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ from nsabench.output.report import Facts
 from tests.commands import invoke
 from tests.shared_runs import FAILING
 
-# As on a machine on which nsabench is not installed.
+# Run a script as if nsabench were not installed.
 WITHOUT = "import runpy, sys; sys.modules['nsabench'] = None; runpy.run_path(sys.argv[1])"
 
 
@@ -27,7 +27,7 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path, failed_run):
     case, script = planned.case, tmp_path / "alone.py"
     done = invoke("profile", failed_run, planned.id[:8], "right", script)
     assert done.stdout.splitlines() == [str(script), str(tmp_path / "alone.pt")], done
-    assert done.stderr == f"next: python {script}\n", "a profiler of GPUs is of no use here"
+    assert done.stderr == f"next: python {script}\n", "on the CPU, no profiler of GPUs is suggested"
     assert len(script.read_text().splitlines()) <= 90
     seed = input_seeds(plan.entropy, Purpose.MAIN, case)[0]  # as the run has drawn
     inputs = ops.get(case.op).draw(ops.sizes(case), case.dtype, "dense", seed, "cpu")
@@ -43,7 +43,8 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path, failed_run):
 
 @pytest.mark.parametrize(("name", "status"), [("rows_group", Status.OK), ("scaled", Status.WRONG)])
 def test_a_script_has_the_status_of_the_record(tmp_path, failed_run, name, status):
-    """One is of a package, so its script needs nsabench. Only a probe sees the other's mistake."""
+    """`rows_group` is from a package, so its script needs nsabench. Only a probe sees the mistake
+    of `scaled`."""
     [record] = [r for r in Facts.read(failed_run).candidates if r.implementation == name]
     assert record.status is status
     script = tmp_path / "alone.py"

@@ -12,7 +12,8 @@ from tests.commands import nsabench as nsabench
 
 @pytest.mark.full
 def test_check_says_right_of_every_first_kernel(tmp_path, nsabench):
-    """`all` covers the same shapes: tails are easily forgotten in one of them."""
+    """The matrix of `init` has as many cases as `check` has shapes. Tails are easily forgotten in
+    one of them."""
     for op in map(ops.get, ops.shipped()):
         (tmp_path / "mine.yaml").write_text(templates.first_matrix(op, "mine"))
         cases = [case for loaded in matrix.load(tmp_path / "mine.yaml") for case in loaded.cases]
@@ -38,7 +39,7 @@ def test_the_first_kernel_in_cuda_compiles(name):
 
 
 def test_what_init_writes_is_checked_as_it_says(tmp_path, nsabench, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # baselines are kept there
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # `check` keeps baselines there
     done = nsabench("init", "selection_rows", "first.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["first.py", "first.yaml", "next: nsabench check first.py"]

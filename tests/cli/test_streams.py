@@ -1,4 +1,4 @@
-"""A run outlives its reader, and a command needs none."""
+"""A run goes on if the reader of its output ends, and commands accept closed streams."""
 
 import os
 import signal
@@ -26,13 +26,14 @@ def test_a_run_goes_on_without_its_reader(tmp_path, tiny):
     said = process.stderr.read()
     assert process.wait() in (0, 1), said
     assert said.count("The run goes on without it") == 1 and "Traceback" not in said
-    # Its place where none was given.
+    # The default folder.
     assert list((tmp_path / "results").glob("2*/manifest.dsse.json"))
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_fault(tmp_path, tiny, closed):
-    """Nothing that is opened later takes the place of one, and is written to instead."""
+    """A file that is opened later must not get the number of a closed stream: output would go into
+    it."""
     words = ["plan", str(tiny), "--device", "cpu"] if closed == ">&-" else ["explain", "same"]
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *NSABENCH, *words],

@@ -1,8 +1,9 @@
-"""Every block of the README and the guides does what it says, or says what it would need.
+"""Run the blocks of code in the pages that have a block to be run.
 
-`<!-- file: NAME -->` before a block: write it there. `<!-- runnable -->`: run it; it exits with 0,
-or as in `<!-- runnable: exits 0 or 3; prints: TEXT -->`. `<!-- needs: WHAT -->`: not every
-machine can run it, and this test does not. `<!-- shows: WHAT -->`: nothing to be run.
+The comment before a block says what this test does. `<!-- file: NAME -->`: write the block to NAME.
+`<!-- runnable -->`: run it and expect the exit code 0, or as in `<!-- runnable: exits 0 or 3;
+prints: TEXT -->`. `<!-- needs: WHAT -->`: nothing, since not every machine can run it. `<!-- shows:
+WHAT -->`: nothing, since it is output.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""The command line documents itself: an example for everything, JSON from whatever reads, and
-completion in a real shell."""
+"""Each command has an example and options with help; commands that only read have `--json`; bash
+completes words."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from nsabench.cli._help import PANELS, SECTIONS, SUMMARIES
 from nsabench.cli._options import Measuring, asked_again
 from tests.commands import invoke
 
-# They measure, write or change something; what they make is read by the others.
+# Commands that may lack `--json`, because they write or change something.
 WRITING = {
     "versions",
     "packages fetch",

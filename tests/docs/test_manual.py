@@ -1,4 +1,4 @@
-"""The site of the manual builds, and every link in it leads somewhere."""
+"""The site of the manual builds without a warning, so every link in it leads somewhere."""
 
 import subprocess
 import sys

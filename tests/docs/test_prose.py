@@ -1,4 +1,4 @@
-"""The pages can be read: links lead somewhere, lines are short, paths in code exist."""
+"""Links in pages lead somewhere, lines are short, and paths in code exist."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ MOST_COLUMNS = 100
 
 
 def is_page(path):
-    """Return whether a person wrote it: a report in the folder of a run does not count."""
+    """Return whether a page is written by hand, and not a report in the folder of a run."""
     return not any((folder / "plan.json").exists() for folder in path.parents)
 
 
@@ -59,7 +59,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_are_short(page):
     text = page.read_text()
-    # Where a link leads to cannot be broken over lines.
+    # The target of a link cannot be broken over lines.
     visible = [
         re.sub(r"\]\([^)\s]+\)", "]", line)
         for line in without_blocks(text).splitlines()

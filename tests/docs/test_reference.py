@@ -1,4 +1,5 @@
-"""References made from the code are up to date, and the messages that are explained exist."""
+"""Reference pages made from the code are up to date, and the messages in troubleshooting.md
+exist."""
 
 import ast
 import importlib.util
@@ -21,7 +22,8 @@ SOURCES = [
     for path in (ROOT / folder).rglob("*.py")
 ]
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)+_?")
-# They look like variables, and are words of SQL, Docker, CUDA and /etc/os-release.
+# Texts that look like environment variables, but are words of SQL, Docker, CUDA and
+# /etc/os-release.
 OTHERS = {"ARROW_SCAN", "LOCK_SHA256", "PCI_BUS_ID", "PRETTY_NAME"}
 
 

@@ -12,7 +12,7 @@ RESULTS = ROOT / "docs" / "results"
 MOST_BYTES = 3_000_000
 MOST_WORDS = 5_000
 BLOCK = re.compile(r"<!-- results: .*?<!-- /results -->", re.S)
-# A time of a kernel, a bandwidth, or how much faster one is than another.
+# The time of a kernel, a bandwidth, a rate, or a ratio of times.
 FIGURE = re.compile(
     r"""\d[\d.,]*\s?(?:x|×|µs|us|TB/s|GB/s|TFLOP/?s?)(?!\w)
     | \d[\d.,]*\stimes\s(?:as|slower|faster)

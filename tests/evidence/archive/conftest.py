@@ -11,7 +11,7 @@ MakeSigned = Callable[..., Path]
 
 @pytest.fixture
 def signed(tmp_path):
-    """Make a signed run in a folder of its own."""
+    """Return a function that makes a signed run in a folder of its own."""
     signer = SIGNER
 
     def make(number=0, **how):

@@ -1,4 +1,4 @@
-"""Bursts in an archive: an interval of the queue can be made of them again, years later."""
+"""The intervals of the regime `queue` can be computed again from the bursts in an archive."""
 
 import pytest
 

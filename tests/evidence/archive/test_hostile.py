@@ -52,7 +52,7 @@ def test_a_table_of_a_terabyte_is_not_hashed(archive, signed):
     [path] = (folder(archive) / prefix).glob("samples-*")
     os.truncate(path, 1 << 40)
     surveyed = []
-    # In a thread of its own, so that a hash of it ends with the tests.
+    # The survey runs in a daemon thread: if it hashes the file, it ends with the tests.
     thread = Thread(target=lambda: surveyed.append(archive.survey().broken), daemon=True)
     thread.start()
     thread.join(60)
@@ -67,7 +67,7 @@ def rename(path):
 
 
 def test_no_column_is_asked_for_by_the_name_of_another(archive, signed):
-    """A column `RUN_ID` before `run_id` let the rows count for any run."""
+    """With `RUN_ID` before `run_id`, the rows could count for any run."""
     run = signed(0)
     path = run / "comparisons.parquet"
     rename(path)

@@ -51,7 +51,7 @@ def test_eight_writers_at_once(archive, signed):
 
 
 def test_another_run_with_the_same_id_is_refused(archive, signed):
-    """Also one that is said to be of another GPU, and would have another place."""
+    """Also a run that names another GPU, and would be stored elsewhere."""
     run = signed()
     archive.add(run)
     names = archive.store.names()

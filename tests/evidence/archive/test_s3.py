@@ -1,4 +1,4 @@
-"""An archive in S3: a real server on loopback, and its refusals."""
+"""An archive in S3, with a real server on loopback: what it holds, and what is refused."""
 
 import contextlib
 import json
@@ -60,7 +60,8 @@ def start(folder):
     (folder / "data").mkdir(exist_ok=True)
     config = folder / "s3.json"
     config.write_text(json.dumps(IDENTITIES))
-    # It listens ten thousand above each as well: there no connection that goes out may have a port.
+    # The server also listens on each of these ports plus 10,000. An outgoing connection must not
+    # have one of them.
     base = random.randrange(12_000, 22_000, 10)
     ports = dict(zip(("master", "volume", "filer", "s3"), range(base, base + 4), strict=True))
     assert WEED is not None
@@ -120,7 +121,8 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def locate(server, monkeypatch):
-    """Set the variables of an identity; returns an address of its own for each test."""
+    """Return a function that sets the variables of an identity and returns an address that only one
+    test uses."""
     prefix = f"{random.getrandbits(32):08x}"
 
     def enter(identity="writer", secret=None, on=server):
@@ -185,7 +187,7 @@ def test_a_refusal_names_what_to_change(locate, monkeypatch, variables, location
     ],
 )
 def test_an_endpoint_that_is_no_address(monkeypatch, endpoint):
-    """obstore panics at some of them."""
+    """At some of these, obstore panics."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(UsageError, match="AWS_ENDPOINT_URL") as refused:
         Archive("s3://bench/x")
@@ -194,7 +196,7 @@ def test_an_endpoint_that_is_no_address(monkeypatch, endpoint):
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
 def test_a_line_break_at_the_end_of_a_variable(locate, monkeypatch, name):
-    """obstore panics when it builds a header."""
+    """With a line break in a header, obstore panics."""
     location = locate()
     monkeypatch.setenv(name, "a\n")
     with pytest.raises(UsageError, match=name):
@@ -226,8 +228,8 @@ def test_an_identity_that_may_only_read(locate, signed):
 
 
 class Tap:
-    """A way to the server that hands an upload on in pieces, and kills the server in the middle of
-    one: SIGKILL, after `after` bytes of the body of the first object whose name holds `name`."""
+    """A proxy in front of `server`. It kills the process of `server` with SIGKILL after it has
+    passed on `after` bytes of the first uploaded object whose name holds `name`."""
 
     def __init__(self, server, name, after):
         self.server, self.name, self.after = server, name, after

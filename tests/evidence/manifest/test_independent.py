@@ -1,4 +1,4 @@
-"""Our envelope under the eyes of others: openssl and sha256sum, securesystemslib, in-toto, NaCl."""
+"""Other tools verify a manifest: openssl and sha256sum, securesystemslib, in-toto."""
 
 import json
 import re
@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "manifest.md"
 
 
 def by_hand(run):
-    """The commands of docs/reference/manifest.md, word for word, in a shell with little else."""
+    """Run the commands of docs/reference/manifest.md, word for word, in a shell."""
     [script] = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
     return subprocess.run(
         ["sh", "-eu", "-c", script], cwd=run, capture_output=True, text=True, timeout=60

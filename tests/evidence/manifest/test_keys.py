@@ -1,4 +1,4 @@
-"""Keys: where they come from, what is refused, and that nothing of them shows."""
+"""Signing keys are generated, loaded, trusted and revoked, and unusable ones are refused."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def test_a_generated_key_is_encrypted_and_private(tmp_path, made):
 
 
 def test_a_generated_key_is_dear_to_guess_and_opens_with_openssl(tmp_path, made):
-    """BestAvailableEncryption asks for 2,048 rounds."""
+    """The default of the package cryptography has fewer rounds."""
     command = ("openssl", "asn1parse", "-in", tmp_path / "k.key")
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     [rounds] = re.findall(r"INTEGER\s+:(\w+)", shown)
@@ -59,7 +59,7 @@ def test_a_key_file_that_all_may_read_is_refused(tmp_path, made):
         load_signer(made)
     assert "chmod 600" in raised.value.remedy
     (tmp_path / "k.key").chmod(0o640)
-    assert not load_signer(made).ephemeral, "a group that was given it may have it"
+    assert not load_signer(made).ephemeral, "the group of the file may read it"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_list_that_revokes_nothing(tmp_path, line):
 
 
 def test_nothing_is_begun_with_a_revoked_key(tmp_path, nsabench, made):
-    """It would be found out when the run is signed, hours later."""
+    """Otherwise the run would fail only when it is signed, hours later."""
     path = listed(tmp_path, f"{load_signer(made).keyid} 2000-01-01 superseded")
     run = tmp_path / "run"
     done = nsabench("all", "quick", "--out", run, NSABENCH_REVOKED_KEYS=str(path), **made)

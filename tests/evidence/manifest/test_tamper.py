@@ -56,7 +56,7 @@ def test_one_bit_of_a_file(run, name, part):
 
 
 def test_every_byte_of_the_manifest(run):
-    """No byte of payload, signature, keyid or type may change; blanks between fields may."""
+    """Every third byte is changed. Only changes of blanks may pass."""
     path = run / MANIFEST
     original = path.read_bytes()
     envelope = json.loads(original)
@@ -76,14 +76,14 @@ Change = Callable[[Path], object]
 
 
 def rewrite(run, change):
-    """Change the envelope without being able to sign it again."""
+    """Change the envelope without a new signature."""
     envelope = json.loads((run / MANIFEST).read_text())
     change(envelope)
     (run / MANIFEST).write_text(json.dumps(envelope))
 
 
 def resign(run, change, signer):
-    """What a dishonest owner of the key could make."""
+    """Change the statement and sign it again, as a dishonest owner of the key could."""
     envelope = json.loads((run / MANIFEST).read_text())
     statement = json.loads(base64.b64decode(envelope["payload"]))
     change(statement)
@@ -196,7 +196,7 @@ def test_nonsense_with_a_good_signature(run, signer, how):
 
 
 def test_a_swapped_key(run, signer):
-    """Nobody can sign what was measured in the name of another key."""
+    """A key cannot sign a run that was measured in the name of another key."""
     seal(run, Signer(Ed25519PrivateKey.generate(), ephemeral=False))
     broken = verify(run, trusted=[signer.keyid]).broken or ""
     assert broken.startswith("origin: log.jsonl: its key")
@@ -206,7 +206,7 @@ def test_a_swapped_key(run, signer):
     ("gpu", "broken"), [("NVIDIA H200 MIG 1g.18gb", ""), ("NVIDIA L4", "origin: environment.json")]
 )
 def test_an_environment_of_another_gpu_than_the_records(tmp_path, signer, gpu, broken):
-    """The records of a slice of a device are named after the slice."""
+    """If a slice of a GPU is measured, the records name the slice and environment.json the GPU."""
     made = Made(gpu=gpu, environment_gpu="NVIDIA H200")
     run = make_run(tmp_path / "run", made, signer=signer)
     seal(run, signer)
@@ -215,7 +215,7 @@ def test_an_environment_of_another_gpu_than_the_records(tmp_path, signer, gpu, b
 
 
 def set_column(name, value):
-    """Set a column to a value or, if it is a function, to what it makes of the values."""
+    """Return a change that sets a column to `value` or, if it is a function, to `value(column)`."""
 
     def change(table):
         column = value(table[name]) if callable(value) else pa.array([value] * table.num_rows)
@@ -228,7 +228,7 @@ def first_set_to(name, value):
     return set_column(name, lambda c: pa.array([value, *c.to_pylist()[1:]], c.type))
 
 
-# By table: what a dishonest owner of the key makes of it, and how the first difference is named.
+# A table, what a dishonest owner of the key changes in it, and how the first difference is named.
 FORGED = {
     "a median": (
         "comparisons",
@@ -256,7 +256,7 @@ FORGED = {
 
 @pytest.mark.parametrize("how", FORGED)
 def test_a_table_that_does_not_follow_from_the_log(run, signer, how):
-    """Signed again with the key of the run, which the reader trusts."""
+    """The run is signed again with its own key, which the reader trusts."""
     table, change, expected = FORGED[how]
     replace_table(run / f"{table}.parquet", change)
     seal_whatever(run, signer)
@@ -267,7 +267,7 @@ def test_a_table_that_does_not_follow_from_the_log(run, signer, how):
 
 
 def seal_whatever(run, signer):
-    """Sign what `seal` would refuse to describe."""
+    """Sign the files as they are, also those that `seal` would refuse."""
 
     def change(statement):
         for subject in statement["subject"]:
@@ -289,7 +289,7 @@ FORGED_THRESHOLDS = {
 
 @pytest.mark.parametrize("how", FORGED_THRESHOLDS)
 def test_thresholds_that_do_not_follow_from_the_log(run, signer, how):
-    """A gate reads them."""
+    """A gate reads thresholds.yaml, so all of it must follow from the log."""
     path = conclusion.derive(Facts.read(run), run)[-1]
     seal(run, signer)
     assert verify(run).broken is None
@@ -303,7 +303,7 @@ def test_thresholds_that_do_not_follow_from_the_log(run, signer, how):
 
 
 def test_a_table_that_another_pyarrow_wrote(run, signer):
-    """Its bytes differ and its values do not."""
+    """The bytes of the table differ, and its values do not."""
     path = run / "samples.parquet"
     assert "byte for byte" in verify(run).details["tables"]
     replace_table(path, lambda table: table)
@@ -321,7 +321,8 @@ def test_a_table_that_another_pyarrow_wrote(run, signer):
 
 
 def test_bounds_that_are_not_of_the_values(run, signer):
-    """A reader that trusts them leaves rows out, as DuckDB does for `WHERE lo > 1`."""
+    """A reader that trusts the bounds of a column leaves rows out, as DuckDB does for `WHERE lo >
+    1`."""
     path = run / "comparisons.parquet"
     table = pq.read_table(path)
     pq.write_table(table, path)
@@ -335,7 +336,7 @@ def test_bounds_that_are_not_of_the_values(run, signer):
 
 
 def test_tables_of_another_version(run, signer, monkeypatch):
-    """Only the columns of both are compared, and the remedy names the versions."""
+    """Only columns that both versions have are compared, and the remedy names the versions."""
     monkeypatch.setattr("nsabench.evidence.manifest.tables.__version__", "9.9.9")
     replace_table(run / "records.parquet", lambda t: t.drop_columns(["mae"]))
     seal(run, signer)
@@ -348,7 +349,8 @@ def test_tables_of_another_version(run, signer, monkeypatch):
 
 
 def test_a_run_of_an_op_that_is_not_here(run, monkeypatch):
-    """No file that only the run names is executed, and nothing passes that was not derived."""
+    """A file that only the run names is not executed, and tables that cannot be derived do not
+    pass."""
     monkeypatch.setattr("nsabench.ops.has_op_of", lambda plan: False)
     report = verify(run)
     assert (report.broken or "").startswith("tables: they cannot be derived: this run was made")

@@ -1,4 +1,4 @@
-"""Which run passes at which level, depending on its contents, the required level and its signer."""
+"""A run passes or fails by its trust level, the required level and the trusted keys."""
 
 import itertools
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.runs import Made, make_run
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run of each level, and the keys to trust."""
+    """Return a run of each trust level, with the keys to trust."""
     made = {}
     for level in Trust:
         signer = Signer(Ed25519PrivateKey.generate(), ephemeral=level is Trust.EPHEMERAL)
@@ -56,7 +56,7 @@ def test_an_unfinished_run_is_to_be_finished(tmp_path):
 
 
 def test_what_the_command_requires(run, tmp_path, nsabench, made):
-    """Without --require: ephemeral, and pinned with --key."""
+    """Without `--require`, the level is ephemeral, or pinned if `--key` is given."""
     public = tmp_path / "k.key.pub"
     assert nsabench("verify", run).returncode == 0
     done = nsabench("verify", run, "--key", public)
