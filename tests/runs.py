@@ -238,7 +238,7 @@ def session_of(plan, described, folder=None, ceilings=None):
 
 def add_attempt(log, plan, purpose, case_id, observations=(), conditions=None, death=None):
     """Add the next attempt to measure a case, and its end. In a later pass, the first attempt
-    measures the implementations of `observations`; without observations, those of the case."""
+    measures the implementations of `observations` or, without any, all of the case."""
     planned = plan.case_or_canary(case_id)
     held = log.log if isinstance(log, LogFile) else log
     names = [o.implementation for o in observations] or planned.implementations

@@ -281,7 +281,8 @@ def test_interrupt_exits_130_and_is_resumable(tmp_path, tiny, nsabench):
     complete(nsabench("all", "--resume", run))
     assert invoke("verify", run).returncode == 0, "`run` does not sign, and `all` does"
     assert [r["status"] for r in records(run) if r["implementation"] == "rows_group"] == ["ok"] * 3
-    # On a CPU times decide nothing: each is timed once, and only parity has controls.
+    # On a CPU, times decide nothing: each implementation is timed once, and only parity has
+    # controls.
     samples = pq.read_table(run / "samples.parquet").to_pylist()
     once = Counter((s["case_id"], s["implementation"], s["regime"]) for s in samples)
     assert set(once.values()) == {1} and {regime for *_, regime in once} == {"device"}

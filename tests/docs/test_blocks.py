@@ -26,7 +26,8 @@ PAGES = sorted(
 MARK = r"<!-- (file|runnable|needs|shows):? *([^>]*?) *-->\s*\n"
 BLOCK = re.compile(MARK + r"( *)```\w*\n(.*?)\n\3```", re.S)
 NEEDS = {"a fresh clone and a network", "a GPU", "docker and a GPU"}
-# Triton's interpreter takes half the time, as in all tests. PYTHON_EXEC has torchrun start it.
+# A `python` whose Triton interpreter is faster, as in all tests. torchrun starts the program that
+# PYTHON_EXEC names.
 PYTHON = f"""#!{sys.executable}
 import runpy, sys
 runpy.run_path({str(ROOT / "kernels/tests/quick_interpreter.py")!r})["quicken"]()

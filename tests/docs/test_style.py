@@ -18,7 +18,7 @@ ITEM = re.compile(r"^\s*(?:[-*>]|#+|\d+\.) ")
 START = r"(?:^|(?<=[.;:!] ))"
 
 
-# By advice: a pattern of the sentences that need it.
+# The advice, and a pattern of the sentences that need it.
 RULES = {
     "begin with the subject, not with a clause that replaces it": (
         rf"{START}(?:Who|Whoever|Whose|Whatever)\b(?!.*\?)|{START}What\b(?!.*\?).{{0,80}}?"
