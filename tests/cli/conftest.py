@@ -1,15 +1,11 @@
 """Run the command line in a process of its own."""
 
 import os
-import subprocess
-from collections.abc import Callable
 
 import pytest
 
 from tests import forked
 from tests.shared_runs import TINY as TINY
-
-Nsabench = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def command(*arguments):

@@ -182,18 +182,6 @@ def test_a_container_without_a_folder_for_temporary_files(image, results):
     assert "Traceback" not in done.stderr and "--tmpfs /tmp:rw,exec" in done.stderr
 
 
-def test_results_that_become_unwritable(begun, results):
-    matrix, running, folder = begun
-    mode = folder.stat().st_mode
-    folder.chmod(0o555)
-    said, _ = running.communicate(timeout=300)
-    assert running.returncode == 3, said
-    assert "Traceback" not in said and "cannot be written" in said and "--resume" in said
-    assert not list(folder.glob("*.parquet*"))
-    folder.chmod(mode)
-    resume(results, matrix)
-
-
 def test_an_image_that_is_not_built(results):
     done = nsabench("images", "run", "torch2.4.1-cu121", "--results", results, "--gpus", "none")
     assert done.returncode == 2

@@ -1,12 +1,7 @@
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from nsabench.evidence.manifest import seal
 from tests.runs import SIGNER, Made, make_run
-
-MakeSigned = Callable[..., Path]
 
 
 @pytest.fixture

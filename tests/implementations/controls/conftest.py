@@ -1,15 +1,11 @@
 """The shipped implementations, and a case to try one on, on the CPU."""
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from nsabench import registry
-from nsabench.model.case import Case
 from tests.checking import a_case, arm_of, sets_of
-
-MakeCase = Callable[..., Case]
 
 
 @pytest.fixture(scope="session")

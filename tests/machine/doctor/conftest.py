@@ -1,6 +1,5 @@
 """A healthy machine with an H200, and ways to make it ill."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -16,7 +15,6 @@ from nsabench.machine.environment.model import (
 )
 
 GIB = 1 << 30
-Change = Callable[..., Environment]
 
 
 def set_free_disk(monkeypatch, free):

@@ -1,16 +1,13 @@
 """Each check: what it is silent about, and what it says."""
 
-from collections.abc import Callable
-
 import pytest
 
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.doctor import Severity, examine, refuse_unfit
 from nsabench.machine.doctor.gpu import choose_device
-from nsabench.machine.environment.model import Cgroup, Driver, Environment
+from nsabench.machine.environment.model import Cgroup, Driver
 from tests.machine.doctor.conftest import set_free_disk
 
-Change = Callable[..., Environment]
 GIB = 1 << 30
 
 

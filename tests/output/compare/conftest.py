@@ -1,11 +1,7 @@
-from collections.abc import Callable
-
 import pytest
 
-from nsabench.output.compare import RunComparison, compare, read
+from nsabench.output.compare import compare, read
 from tests.runs import make_run
-
-Compared = Callable[..., RunComparison]
 
 
 def ratios_of(comparison, name, later=0):

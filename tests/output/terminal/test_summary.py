@@ -19,7 +19,6 @@ from tests.runs import Made, make_run, with_comparison
 from tests.verdicts.test_break_even import ladder
 
 MINE = "mine.py@aaaaaaaaaaaa"
-DONE = "complete in 2.0 s: your kernel"
 
 
 def finish(folder, made, mine="mine"):
