@@ -21,15 +21,15 @@ from torch.nn.functional import pad
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-# Products of dtypes and shapes would take minutes in the interpreter, so that a GPU runs them.
+# All shapes in all dtypes would take minutes in the interpreter, so only a GPU runs them.
 HERE = DTYPES if DEVICE == "cuda" else [torch.float32]
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 2e-5, torch.float64: 1e-9}
-"""Largest error of an output of N(0, 1) inputs; of a gradient, relative to its norm."""
+"""Largest error of an output for N(0, 1) inputs; for a gradient, relative to its norm."""
 Tensors = tuple[torch.Tensor, ...]
 
 
 def normal(dtype=torch.float32, seed=0):
-    """Return a function from sizes to N(0, 1), whose calls give the same for the same seed."""
+    """Return a function that draws N(0, 1) tensors of given sizes, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*size):
@@ -48,8 +48,8 @@ def offsets(lengths):
 
 
 def random_spans(*size, keys, seed=0):
-    """Return int32 spans [*size, 2]: some overlap, are reversed or out of bounds; the first query
-    has none."""
+    """Return int32 spans [*size, 2]. Some overlap, are reversed or out of bounds; the first is
+    empty."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randint(-5, keys, size, generator=generator)
     spans = torch.stack([start, start + torch.randint(-3, 30, size, generator=generator)], -1)
@@ -58,15 +58,15 @@ def random_spans(*size, keys, seed=0):
 
 
 def random_blocks(*size, keys, block_size, seed=0):
-    """Return int32 indices of blocks, among them -1, repeated ones, and ones behind all keys."""
+    """Return int32 indices of blocks. Some are -1, repeated, or past the last key."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(-1, -(-keys // block_size) + 1, size, generator=generator)
     return index.to(torch.int32).to(DEVICE)
 
 
 def paged(x, page, heads_last=False):
-    """Return a cache [B, H, S, D] as a pool of pages in some order, and its block table. Pages of
-    no entry hold NaN; ``heads_last``: as [pages, page, H, D] in memory."""
+    """Return pages in random order with a cache [B, H, S, D], and the block table. Unused pages
+    hold NaN. If ``heads_last``, memory has the order [pages, page, H, D]."""
     b, h, s, d = x.shape
     n = -(-s // page)
     order = torch.randperm(b * n + 3, generator=torch.Generator().manual_seed(page))[: b * n]
@@ -79,7 +79,7 @@ def paged(x, page, heads_last=False):
 
 
 def doubled(tensors):
-    """Return the tensors without their history. Floating dtypes become float64."""
+    """Return the tensors without their autograd history. Floating dtypes become float64."""
     return {
         key: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x
         for key, x in tensors.items()
@@ -87,26 +87,26 @@ def doubled(tensors):
 
 
 def window_mask(lengths, window):
-    """Return bool [T, T]: the keys in the windows of packed sequences."""
+    """Return bool [T, T]: whether a query sees a key, in windows of packed sequences."""
     masks = [torch.ones(n, n).tril().triu(1 - min(window, n)) for n in lengths]
     return torch.block_diag(*masks).bool().to(DEVICE)
 
 
 def complete_mask(lengths, block, stride):
-    """Return bool [T, N]: the compressed keys whose tokens are all at or before a query's."""
+    """Return bool [T, N]: whether all tokens of a compressed key are at or before the query."""
     ends = [torch.arange(block - 1, max(n, block - 1), stride) for n in lengths]
     masks = [x <= torch.arange(n)[:, None] for x, n in zip(ends, lengths, strict=True)]
     return torch.block_diag(*(x.float() for x in masks)).bool().to(DEVICE)
 
 
 def mean(x, block, stride):
-    """Return the mean of each block of tokens of x [B, T, ...]; none where T is too short."""
+    """Return the mean of each block of tokens of x [B, T, ...], or none if T is too small."""
     return x.unfold(1, block, stride).mean(-1) if x.shape[1] >= block else x[:, :0]
 
 
 def exact_nsa(q, k, v, gates, cu_seqlens=None, **sizes):
-    """Return the formula of ``nsa_attention`` in float64. Queries that are fewer than the keys are
-    the last ones."""
+    """Compute ``nsa_attention`` by its formula in float64. Queries have the keys' last
+    positions."""
     if cu_seqlens is not None:
         edges = cu_seqlens.tolist()
         parts = [
@@ -121,7 +121,7 @@ def exact_nsa(q, k, v, gates, cu_seqlens=None, **sizes):
 
 
 def exact_scores(p, n_blocks, *, block, stride, block_size):
-    """Return the block scores [H, n_blocks] of a token, whose compressed weights are p [H, Nc]."""
+    """Return the block scores [H, n_blocks] of a token with the compressed weights p [H, Nc]."""
     scores = p.new_zeros(p.shape[0], n_blocks)
     for key in range(p.shape[1]):
         for part in range(key, key + block // stride):
@@ -130,7 +130,7 @@ def exact_scores(p, n_blocks, *, block, stride, block_size):
 
 
 def exact_step(q, k, v, k_cmp, v_cmp, gates, lengths, *, n_selected, window, **sizes):
-    """Return the formula of ``decode_step`` [B, HQ, Dv] in float64, an entry after the other."""
+    """Compute ``decode_step`` [B, HQ, Dv] by its formula in float64, one entry at a time."""
     sums = [v.new_zeros(0, q.shape[1], v.shape[3], dtype=torch.float64)]
     for i, n in enumerate(lengths):
         complete = max(0, (n - sizes["block"]) // sizes["stride"] + 1)
@@ -154,7 +154,8 @@ def exact_step(q, k, v, k_cmp, v_cmp, gates, lengths, *, n_selected, window, **s
 
 @dataclass
 class Case:
-    """A call on named tensors, and its formula on the same. ``keys``: what a batch may share."""
+    """A public call, its formula, and tensors for both. A batch may share those that ``keys``
+    names."""
 
     call: Callable[..., Any]
     formula: Callable[..., Any]
@@ -170,7 +171,7 @@ class Case:
 class Sizes:
     """B entries of T tokens, HQ query heads on H key heads of dims D and Dv, and other sizes.
 
-    0 spans or blocks stand for a few that are written down.
+    If ``spans`` or ``blocks`` is 0, the case has a few fixed ones.
     """
 
     b: int = 1
@@ -199,7 +200,7 @@ class Sizes:
         return {**self.overlap, "n_selected": self.n_selected, "window": self.window}
 
     def complete(self, tokens):
-        """Return how many compressed keys so many tokens complete."""
+        """Return how many compressed keys are complete after so many tokens."""
         return max(0, (tokens - self.block) // self.stride + 1)
 
     def heads(self, keys):
@@ -216,7 +217,7 @@ def rows(name, s):
 
 
 def varlen(_, s):
-    """Rows of the given lengths, or as many as there are tokens on N keys; a key is left over."""
+    """Make rows of the given lengths, or B * T rows that divide N keys. A last key is in no row."""
     rows = s.b * s.t
     lengths = s.lengths or [s.n * (i + 1) // rows - s.n * i // rows for i in range(rows)]
     draw, total = normal(s.dtype, seed=s.n), sum(lengths) + 1
@@ -351,8 +352,8 @@ def scored(_, s):
 
 
 def step(name, s):
-    """Entries of a cache have T, T - 1, … tokens and room for more, or the given lengths in a room
-    of T. Behind given lengths are keys that would be seen, and values that are NaN."""
+    """Make a decode step. Caches hold the given lengths of T tokens, then keys that would be seen
+    and NaN values. Else they hold T, T - 1, … of T + 3, or T of T for ``decode_step``."""
     varied = name != "decode_step"
     draw, room = normal(s.dtype, seed=s.t), s.t + 3 if varied and not s.lengths else s.t
     lengths = s.lengths or [max(s.t - i, 0) if varied else s.t for i in range(s.b)]
@@ -426,7 +427,7 @@ def layer(name, s):
     return Case(call, formula, {"x": normal(s.dtype)(s.b, s.t + cached, 8)}, ("x",))
 
 
-# By the beginning of a call's name; the first that fits.
+# Makers of cases by the beginning of a call's name. The first that fits is used.
 BEGINNINGS = {
     "selection_rows": rows,
     "selection_varlen": varlen,
@@ -456,7 +457,7 @@ def make(name, **sizes):
 
 
 def packed(name, lengths, *, tail=0, **sizes):
-    """Return the case of packed sequences, with ``tail`` tokens of none behind them."""
+    """Return the case of packed sequences, followed by ``tail`` tokens of no sequence."""
     case, s = make(name, t=sum(lengths) + tail, **sizes), Sizes(**sizes)
     case.tensors["cu_seqlens"] = offsets(lengths)
     if "k_cmp" in case.tensors:
@@ -475,7 +476,7 @@ def draw_blocks(b, t, hq, h, d, dv, chosen, dtype, size=64):
 
 
 def exact_blocks(q, k, v, grad, index, cu_seqlens=None):
-    """Return output, LSE and gradients of blocks of 64 tokens in float64."""
+    """Compute block selection with blocks of 64 tokens in float64: output, LSE and gradients."""
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     out, lse = naive_blocks(*leaves, index, 64, q.shape[3] ** -0.5, cu_seqlens)
     found = torch.autograd.grad(out, leaves, grad.double())
@@ -487,7 +488,7 @@ def results(of):
 
 
 def captured(call):
-    """Return a graph of a call, and its results. Kernels are compiled before."""
+    """Return a CUDA graph of a call, and the call's results. Kernels are compiled before."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -519,15 +520,15 @@ def check(name, got, want, dtype):
             continue
         # A layer also rounds its projections and its output.
         near = TOLERANCE[dtype] * (4 if name.startswith("NSAttention") else 1)
-        # Sums of branches are large, and so is what their format rounds away.
+        # Sums of branches are large, and so are their rounding errors.
         relative = near if name.startswith(("NSAttention", "nsa_attention")) else 1e-3
         torch.testing.assert_close(a.double(), w.double(), atol=near, rtol=relative)
 
 
 def gradients(of, leaves, again=False):
-    """Return the gradients of a sum with weights, which are the same in each call.
+    """Return the gradients of a weighted sum of the results. Every call has the same weights.
 
-    ``again``: return the gradients of the sum of their squares.
+    If ``again``, return the gradients of the sum of the squares of these gradients.
     """
     loss = 0.0
     for x in of:

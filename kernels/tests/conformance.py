@@ -1,7 +1,7 @@
-"""Public call by dtype by condition: what works, and what is refused by which sentence.
+"""Each public call under each dtype and condition: what works, and by which sentence it is refused.
 
-Every cell that no refusal below names works: it gives what the formula gives in float64.
-``test_conformance.py`` walks them all, and ``docs/generate.py`` makes the reference of them.
+A cell is a call, a dtype and a condition. If no refusal below names a cell, it gives what the
+formula gives in float64. ``test_conformance.py`` tests cells, and ``docs/generate.py`` lists them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONDITIONS = {
 
 
 class Call(NamedTuple):
-    """Facts about a call. ``speaks_for``: the call that it makes, whose name it refuses by."""
+    """Facts about a call. ``speaks_for``: the call that its refusals name instead of it."""
 
     packs: bool = False
     differentiates: bool = True
@@ -76,9 +76,9 @@ WANT_GRADIENTS = ("Parameter", "gradient", "checkpoint", "second derivative")
 
 @dataclass(frozen=True)
 class Refusal:
-    """Cells that are refused: by which error, and which sentence.
+    """Cells that are refused, with the error and its sentence.
 
-    ``sentence``: `…` stands for what differs from call to call, ``{op}`` for the call that speaks.
+    ``sentence``: `…` is any text, ``{call}`` the function, ``{op}`` the call that a refusal names.
     """
 
     error: str
@@ -88,13 +88,13 @@ class Refusal:
     conditions: tuple[str, ...] = tuple(CONDITIONS)
 
     def of(self, call: str) -> str:
-        """The sentence for a call."""
+        """Return the sentence for a call."""
         return self.sentence.replace("{op}", CALLS[call].speaks_for or call).replace(
             "{call}", call.partition(" ")[0]
         )
 
     def matches(self, call: str, message: str) -> bool:
-        """Whether a message is this sentence."""
+        """Return whether a message is this sentence."""
         parts = (re.escape(part) for part in self.of(call).split("…"))
         return re.fullmatch(".*".join(parts), message, re.S) is not None
 
@@ -206,7 +206,7 @@ REFUSALS = (
 
 
 def refusal(call: str, dtype: str, condition: str) -> Refusal | None:
-    """Why a cell is refused; None: it works."""
+    """Return why a cell is refused; None: it works."""
     for one in REFUSALS:
         if call in one.calls and dtype in one.dtypes and condition in one.conditions:
             return one
@@ -214,7 +214,7 @@ def refusal(call: str, dtype: str, condition: str) -> Refusal | None:
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
-    """Every cell: call, dtype, condition."""
+    """Yield every cell: call, dtype, condition."""
     for call in CALLS:
         for dtype in DTYPES:
             for condition in CONDITIONS:

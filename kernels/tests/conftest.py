@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# The tests import the oracle beside this file.
+# The tests import modules beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
 if not torch.cuda.is_available():
@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
     from quick_interpreter import quicken
 
     quicken()
-    # Interpreted tiles are tiny; several torch threads only fight over the cores.
+    # Interpreted tiles are tiny: several torch threads would only compete for the cores.
     torch.set_num_threads(1)
 
 

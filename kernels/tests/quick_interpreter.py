@@ -1,12 +1,12 @@
-"""Makes Triton's interpreter more than twice as fast, for tests.
+"""Makes Triton's interpreter faster, for tests.
 
 Before each operation Triton checks the types and shapes of two operands in dozens of steps. Most
 operands have one plain type and need at most a broadcast, which is done here in one step. Triton's
 own functions do the rest.
 
-Before a launch Triton also replaces hundreds of functions of ``triton.language`` by ones of numpy.
-It does so again at every call of every function that a kernel calls, such as ``tl.max``. Within a
-launch the second time changes nothing, so here it is done once.
+Before a launch Triton also replaces hundreds of functions of ``triton.language`` by functions of
+numpy. It does so again at every call of every function that a kernel calls, such as ``tl.max``.
+Within a launch only the first time changes anything, so here it is done once.
 """
 
 from functools import wraps
@@ -18,13 +18,13 @@ _PLAIN = frozenset({"int1", "int32", "int64", "fp16", "bf16", "fp32", "fp64"})
 _LIMITS = {"int32": 1 << 31, "int64": 1 << 63, "fp32": 1 << 63}
 _OFFSETS = frozenset({"int32", "int64"})
 _MOST_KEPT = 1 << 10  # constants
-_LARGEST_KEPT = 1 << 12  # elements of one
+_LARGEST_KEPT = 1 << 12  # elements of a constant
 
 
 def quicken():
-    """Change the interpreter of this process, if its Triton restores the language after a launch.
+    """Change the interpreter of this process.
 
-    With an older Triton, only the tables of types and shapes change.
+    An older Triton leaves the language changed after a launch. Only its types and shapes are kept.
     """
     from triton.runtime import interpreter
 
@@ -86,7 +86,7 @@ def _call_builtins_directly(interpreter, semantic):
 
 
 def _skip_unread_checks(semantic):
-    """Compute integers again in 64 bits only if Triton's debugging compares them."""
+    """Check integers for overflow only in Triton's debug mode, which alone reads the check."""
     look = semantic.binary_op_sanitize_overflow_impl
 
     @wraps(look)
@@ -110,8 +110,8 @@ def _prepare_operands(interpreter, semantic):
 
     @wraps(own_check)
     def check(lhs, rhs, *rules, **named):
-        # The first two rules say whether a pointer is allowed. A division has more rules, and so
-        # has an operation that computes nothing.
+        # The first two rules allow pointers. Divisions pass more rules, and so do operations
+        # without arithmetic.
         if len(rules) <= 2 and not named:
             if type(lhs) is tensor:
                 name = lhs.dtype.name
@@ -127,8 +127,8 @@ def _prepare_operands(interpreter, semantic):
         return own_check(lhs, rhs, *rules, **named)
 
     def constant(number, beside):
-        """Return the number in the type and shape of a tensor. A few small ones are kept, since
-        they are most of them; nothing writes to their data."""
+        """Return the number in the type and shape of a tensor. Some small results are kept; nothing
+        writes to their data."""
         of = beside.type
         is_block = type(of) is block_type
         shape = tuple(of.shape.values) if is_block else ()
@@ -190,7 +190,7 @@ def _prepare_operands(interpreter, semantic):
 
 
 def _becomes(number, name):
-    """Return whether the Python number takes the type of the tensor beside it, and fits."""
+    """Return whether a Python number takes the tensor type of this name, and fits into it."""
     if type(number) is int and name in _LIMITS:
         return -_LIMITS[name] <= number < _LIMITS[name]
     return name == "fp32" and type(number) is float
@@ -206,7 +206,7 @@ class _Launch:
         self._outermost: Any = None
 
     def __call__(self, fn):
-        """Stands for ``_patch_lang``; what it returns is asked to ``restore`` by a launch only."""
+        """Replaces ``_patch_lang``. Only a launch calls ``restore`` of the result."""
         if fn in self._seen:
             return self
         self._seen.add(fn)

@@ -1,4 +1,4 @@
-"""Documented arguments that hypothesis draws for public calls: each gives the result of the formula
+"""Public calls on documented arguments, which hypothesis draws, give the results of their formulas
 in float64. ``test_sentences.py`` has arguments that are refused."""
 
 import pytest

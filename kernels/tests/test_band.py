@@ -1,4 +1,4 @@
-"""Compressed attention with offsets of keys that do not fit."""
+"""Compressed attention with offsets that do not fit its keys."""
 
 import nsa_kernels
 import pytest
@@ -14,7 +14,7 @@ def attended(tensors, *offsets, **sizes):
 
 
 def test_keys_that_are_not_there_are_not_read():
-    """cu_keys promises more keys than the tensor has. Behind it in memory lie others."""
+    """``cu_keys`` promises more keys than the tensor has. Other keys follow in memory."""
     q, k, v = make("compressed_attention", t=100, block=32, stride=8).tensors.values()
     some = [q, k[:, :3], v[:, :3]]
     first, *others = (attended(some, ints(0, 100), ints(0, keys)) for keys in (3, 5, 2**31 - 1))
@@ -25,9 +25,9 @@ def test_keys_that_are_not_there_are_not_read():
 @pytest.mark.parametrize(
     ("edges", "edges_of_keys", "n"),
     [
-        # A tile of queries of which the first sees all 64 keys and the last 5.
+        # In a tile of queries, the first sees all 64 keys and the last sees 5.
         ([0, 32, 64], [63, 64, 5], 64),
-        # A place so far from its sequence's first that its keys wrap round to far below 0.
+        # A query is so far from its sequence's start that indices of its keys wrap round.
         ([0, 32, -(2**31) + 100, 64], [100, 128, 64, 128], 128),
     ],
 )

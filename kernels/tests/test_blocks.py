@@ -16,7 +16,7 @@ def called(case, **options):
 
 
 def test_tokens_before_the_first_sequence_see_nothing():
-    """Few queries without a gradient take a kernel that reads every block they chose."""
+    """For few queries without gradients, a kernel reads the blocks that each query chose."""
     case = make(NAME, t=28, hq=2, h=2, blocks=17)
     case.tensors["cu_seqlens"] = ints(3, 5, 5, 24, 26)
     agree(NAME, case)
@@ -58,7 +58,7 @@ def test_queries_of_one_block_fill_several_items():
     ids=["tokens far apart", "heads far apart"],
 )
 def test_offsets_beyond_int32(size, strides):
-    """Memory is reserved, and only a little of it touched."""
+    """Memory is reserved, and little of it is touched."""
     case = make("plan_blocks", t=40, hq=4, blocks=2, dtype=torch.float16)
     q = torch.empty(size, dtype=torch.float16, device=DEVICE)
     q = q.as_strided((1, 40, 4, 16), strides).copy_(case.tensors["q"])

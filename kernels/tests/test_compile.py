@@ -1,4 +1,4 @@
-"""``python -m nsa_kernels.compile`` fills Triton's cache with what a job would launch."""
+"""``python -m nsa_kernels.compile`` fills Triton's cache with the kernels of a model."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ SMALL = "--heads 2/1 --head-dim 16 --block 16 --block-size 16 --n-selected 3 --l
 
 
 def test_a_prefill_a_step_and_a_decode_step_are_compiled(tmp_path):
-    """For a GPU that is not here: launches are recorded, and none runs."""
+    """They are compiled for a GPU that is not here: launches are recorded, and none runs."""
     environment = {x: value for x, value in os.environ.items() if x != "TRITON_INTERPRET"}
     environment |= {"NSA_KERNELS_RECORD_ONLY": "1", "TRITON_CACHE_DIR": str(tmp_path)}
     arguments = [sys.executable, "-c", PRETENDED, *SMALL.split()]

@@ -1,5 +1,5 @@
-"""Every public call under every dtype and condition: it gives what its formula gives in float64, or
-refuses by the sentence of ``conformance.py``."""
+"""Every public call under every dtype and condition gives what its formula gives in float64, or is
+refused with the sentence of ``conformance.py``."""
 
 import traceback
 
@@ -24,7 +24,7 @@ WITHOUT_GRADIENTS = (*conformance.NO_BACKWARD, "nsa_attention with fewer queries
 
 
 def walk(name, dtype, condition):
-    """Make the call of a cell, and check its result or its refusal."""
+    """Make a call under a dtype and a condition, and check its result or its refusal."""
     entries = {"B > 1": 2, "expanded": 2, "zero-size": 0}.get(condition, 1)
     case = make(name, b=entries, t=1 if condition == "T = 1" else 4, dtype=dtype)
     if condition == "packed" and name != "selection_varlen":
@@ -39,7 +39,7 @@ def walk(name, dtype, condition):
             x = tensors[key]
             tensors[key] = x[:1].expand(x.shape)
     if condition == "negative view":
-        # One alone: the minus of two would cancel.
+        # Only one tensor: the signs of two could cancel.
         first = case.leaves[0]
         tensors[first] = torch._neg_view(-tensors[first])
     wanted = condition in ("zero-size", "no_grad", *conformance.WANT_GRADIENTS)
@@ -70,7 +70,7 @@ def walk(name, dtype, condition):
             return results(checkpoint(call, use_reentrant=False, **tensors))
         if condition == "compile":
             torch._dynamo.reset()
-            # A cache is a Python object, and an exception leaves a graph.
+            # A cache, which is a Python object, and an exception break the graph.
             whole = refused is None and name != "NSAttention with a cache"
             return results(torch.compile(call, fullgraph=whole, backend="aot_eager")(**tensors))
         if condition == "CUDA graph":
@@ -97,7 +97,7 @@ def walk(name, dtype, condition):
         return
     got, want = run(), results(case.formula(**exact))
     if name.startswith("NSAttention") and condition == "autocast":
-        dtype = torch.bfloat16  # of its projections, as of any layer's
+        dtype = torch.bfloat16  # the dtype of its projections, as in any layer
     check(name, got, want, dtype)
     if wanted and condition != "no_grad":
         found = differentiated(got)
@@ -108,7 +108,7 @@ def walk(name, dtype, condition):
 
 
 def replayed(call, tensors):
-    """Return the results of a graph's replay. The graph is captured on other values."""
+    """Return the results of a graph's replay. The graph is captured on zeros."""
     values = {key: x.clone() for key, x in tensors.items()}
     for x in tensors.values():
         if x.is_floating_point():
@@ -122,9 +122,9 @@ def replayed(call, tensors):
 
 
 def here():
-    """Return all cells on a GPU; in the interpreter, all of float32 and one of the other dtypes.
+    """Return all cells on a GPU; in the interpreter, float32 without CUDA graphs, and plain calls.
 
-    Compiling a whole layer takes seconds: only test-all does.
+    Compiling a whole layer takes seconds: only test-all does it.
     """
     if DEVICE == "cuda":
         return list(conformance.cells())

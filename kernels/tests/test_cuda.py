@@ -1,4 +1,4 @@
-"""The CUDA C++ kernels as far as a machine without a GPU can see: they compile, and say no."""
+"""The CUDA C++ kernels without a GPU: they compile, and refuse what they do not support."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ def widest(op):
 
 
 def usage(cubin, tmp_path):
-    """Registers, bytes of stack and of static shared memory of the only kernel."""
+    """Return registers, bytes of stack and of static shared memory of a cubin's only kernel."""
     file = tmp_path / "kernel.cubin"
     file.write_bytes(cubin)
     said = subprocess.run(
@@ -151,7 +151,7 @@ def test_what_rows_refuses():
         ((wide[..., :64], k, v), cuda.Unsupported, "q with strides"),
         ((q, k[:1], v), ValueError, "expected q"),
         ((q, k, v), ValueError, "needs CUDA tensors"),
-        ((q, k.mT.contiguous().mT, v), ValueError, "needs CUDA tensors"),  # copied before
+        ((q, k.mT.contiguous().mT, v), ValueError, "needs CUDA tensors"),  # k is copied first
     ):
         with pytest.raises(error, match=message):
             cuda.selection_rows(*given)

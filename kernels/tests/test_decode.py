@@ -1,4 +1,4 @@
-"""Decoding: steps in float64, lengths of entries, pages of a cache, and the choice of blocks."""
+"""Decoding: steps against the formula, lengths of entries, pages of caches, and chosen blocks."""
 
 import nsa_kernels
 import pytest
@@ -29,7 +29,7 @@ PAPER = {"block": 32, "stride": 16, "block_size": 64}
 
 @pytest.fixture
 def _many_processors(monkeypatch):
-    """Few rows leave most of 132 multiprocessors idle, so that each row is split."""
+    """Few rows leave most of 132 multiprocessors idle, so rows are split."""
     rules = (limits.device_limits, rows_config, ranges_config, decode_spans_config)
     monkeypatch.setattr(limits, "CPU_LIMITS", limits.Device(processors=132, shared_bytes=99 * 1024))
     for rule in rules:
@@ -40,7 +40,7 @@ def _many_processors(monkeypatch):
 
 
 def step(sizes, **more):
-    """Return a case, whose caches have room for more tokens."""
+    """Return the name and the case of a step. Its caches are parts of longer ones."""
     sizes = {**PAPER, "d": 32, "dv": 32, **sizes, **more}
     name = "decode_step with cache_seqlens" if "lengths" in sizes else "decode_step"
     case = make(name, **sizes)
@@ -54,7 +54,7 @@ STEPS = [
     {"b": 2, "hq": 6, "h": 2, "t": 203, "block_size": 16, "n_selected": 5, "window": 40},
     {"hq": 3, "t": 6500, "block_size": 16, "n_selected": 25, "window": 300},
     {"hq": 3, "t": 4200, "block_size": 16, "n_selected": 5, "window": 700},
-    # Logits of so many heads would be more than keys.
+    # Moving so many logits takes more than the keys.
     {"hq": 40, "h": 2, "t": 3000, "block_size": 16, "n_selected": 5, "window": 40},
     {"b": 2, "hq": 6, "h": 2, "t": 1500, "n_selected": 5, "window": 40},
     {"b": 2, "hq": 6, "h": 2, "t": 1500, "block": 48, "block_size": 48, "n_selected": 5},
@@ -66,7 +66,7 @@ OF_LENGTHS = [
     {**LENGTHS_OF, "hq": 6, "window": 40},
     {**LENGTHS_OF, "n_selected": 16, "window": 512},
     {**LENGTHS_OF, "hq": 40, "window": 20},
-    {**LENGTHS_OF, "n_selected": 70, "window": 30},  # spans are ordered beforehand
+    {**LENGTHS_OF, "n_selected": 70, "window": 30},  # spans are ordered first
 ]
 
 
@@ -93,7 +93,7 @@ def test_step(sizes, dtype):
         },
         {"hq": 8, "h": 2, "t": 2100, "n_selected": 12, "window": 512, "d": 64, "dv": 16},
         {"b": 2, "hq": 4, "h": 2, "t": 20, "n_selected": 4, "window": 8},  # no compressed key
-        # Some rows have no share, one, or all of them.
+        # Rows have keys for none, one or all of their programs.
         *(
             {"hq": hq, "t": 700, "lengths": (0, 3, 258, 700), "block": 4, "stride": 2}
             | {"block_size": 16, "n_selected": 5, "window": 300}
@@ -161,7 +161,7 @@ def test_each_branch_sees_each_entry_as_long_as_it_is():
 @pytest.mark.parametrize(
     ("scores", "blocks"),
     [
-        ({5: 1.0, 11: 9.0}, [0, 9, 10, 5, 1, 2]),  # block 11 begins behind the query
+        ({5: 1.0, 11: 9.0}, [0, 9, 10, 5, 1, 2]),  # block 11 begins after the query
         ({i: float("nan") for i in range(3, 9)}, [0, 9, 10, 1, 2, 3]),
         ({i: float("inf") for i in range(3, 9)}, [0, 9, 10, 3, 4, 5]),
         ({3: -5.0, 4: 1.0, 5: float("nan"), 6: -0.0}, [0, 9, 10, 4, 1, 2]),
@@ -178,7 +178,7 @@ def test_forced_blocks_come_first_and_of_equal_ones_the_first(scores, blocks):
 
 
 def test_positions_of_entries():
-    """In any strides, below 0, and behind the last block."""
+    """Positions have any strides. Some are below 0, or past the last block."""
     scores = torch.rand(3, 5, 1, 4, device=DEVICE)
     for first in (ints(-2, 3, 28), ints(9, 0, 20, 0, 3, 0)[::2], ints(20).expand(3)):
         chosen = nsa_kernels.select_blocks(scores, 4, block_size=8, first_position=first)
@@ -201,7 +201,7 @@ def caches(dtype=torch.float32):
     ("page", "heads_last", "dtype", "n_selected"),
     [
         (16, False, torch.bfloat16, 3),  # pages smaller than a selection block
-        (96, True, torch.float32, 70),  # no multiple of one; spans are ordered beforehand
+        (96, True, torch.float32, 70),  # not whole blocks; spans are ordered first
     ],
 )
 def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(
@@ -210,7 +210,7 @@ def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(
     (q, *fine), draw, lengths = caches(dtype), normal(dtype, seed=1), ints(*HELD)
     others = draw(4, H, 11, 32), draw(4, H, 11, 48), draw(4, 4, 3), lengths
     (k, table), (v, _) = (paged(x, page, heads_last) for x in fine)
-    for entry, n in enumerate(HELD):  # pages behind the last token are not read
+    for entry, n in enumerate(HELD):  # pages past the last token are not read
         table[entry, -(-n // page) :] = -(2**31) if entry % 2 else 2**31 - 1
     sizes = {"n_selected": n_selected, "window": 40}
     want = nsa_kernels.decode_step(q, *fine, *others, **sizes)
@@ -230,7 +230,7 @@ def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(
 
 
 @pytest.mark.parametrize(
-    ("absent", "selected_len"),  # one share of a row, or several
+    ("absent", "selected_len"),  # a row for one program, or several
     [(-1, 16), (-(2**31), None), (99999, 16), (2**31 - 1, None)],
 )
 def test_keys_of_a_page_that_is_not_there_are_not_attended_to(absent, selected_len):

@@ -28,15 +28,15 @@ SHAPES = {
         {"b": 2, "t": 5, "hq": 6, "h": 2, "dv": 24, "n": 70, "spans": 3},
         {"t": 40, "hq": 1, "d": 32, "dv": 32, "n": 150, "spans": 1},
         {"t": 3, "hq": 34, "h": 2, "d": 64, "n": 40, "spans": 5},
-        {"t": 2, "hq": 8, "d": 40, "dv": 24, "n": 150, "spans": 90},  # ordered by a search
-        {"t": 16, "hq": 64, "n": 30, "spans": 2},  # queries of a tile of keys in two shares
+        {"t": 2, "hq": 8, "d": 40, "dv": 24, "n": 150, "spans": 90},  # a search orders spans
+        {"t": 16, "hq": 64, "n": 30, "spans": 2},  # the queries that see a tile of keys are split
         {"n": 1},
         {"n": 0},
     ],
     "block_selection_attention": [
         {"t": 70, "hq": 4, "h": 2, "blocks": 4},
         {"b": 2, "t": 40, "hq": 6, "h": 2, "dv": 24, "blocks": 3},
-        {"t": 33, "hq": 1, "d": 40, "blocks": 17},  # more than a kernel unrolls
+        {"t": 33, "hq": 1, "d": 40, "blocks": 17},  # more blocks than a kernel unrolls
         {"t": 70, "hq": 64, "blocks": 2, "block_size": 64},
     ],
     "plan_blocks": [{"t": 36, "hq": 4, "h": 2, "blocks": 33}],
@@ -47,7 +47,7 @@ SHAPES = {
         {"t": 150, "h": 2, "d": 80, "dv": 40, "window": 129},
         {"t": 90, "window": 2**31 - 1},  # one more wraps round in int32
         {"t": 60, "d": 256, "dv": 256, "window": 2**63 - 1},
-        {"t": 60, "hq": 16, "window": 20},  # queries of a tile of keys in shares
+        {"t": 60, "hq": 16, "window": 20},  # the queries that see a tile of keys are split
     ],
     "compressed_attention": [
         {"t": 32, "hq": 1, "block": 32, "stride": 16},
@@ -55,7 +55,7 @@ SHAPES = {
         {"b": 2, "t": 130, "hq": 4, "h": 2, "d": 32, "dv": 48, "block": 32, "stride": 16},
         {"t": 150, "hq": 3, "d": 64, "dv": 64, "block": 8, "stride": 4},
         {"t": 100, "d": 80, "dv": 40, "block": 7, "stride": 7},
-        {"t": 70, "hq": 16, "block": 32, "stride": 16},  # in shares
+        {"t": 70, "hq": 16, "block": 32, "stride": 16},  # split in the same way
     ],
     "compressed_attention_with_scores": [
         {"b": 2, "t": 150, "hq": 4, "h": 2, "d": 32, "block": 32, "stride": 16, "block_size": 64},
@@ -128,7 +128,7 @@ ODD = {
 
 
 def odd(x):
-    """Return x in rows at odd addresses, which no asynchronous copy can read."""
+    """Return a copy of x whose rows are at addresses that no asynchronous copy can read."""
     room = x.new_zeros(*x.shape[:-1], x.shape[-1] + 1)
     return room[..., 1:].copy_(x)
 

@@ -1,4 +1,4 @@
-"""The kernels that only move bytes: gated sum, means of blocks, and the choice of blocks."""
+"""Kernels bound by memory: gated sum, means of blocks, and the choice of blocks."""
 
 import nsa_kernels
 import pytest
@@ -100,7 +100,7 @@ def choose_blocks(of, count, block_size, cu_seqlens=None):
 
 def scores(kind, t, blocks):
     x = draw(1, t, 2, blocks).exp()
-    if kind == "few values":  # ties within a group, between groups, and at the last place
+    if kind == "few values":  # ties in and between `RowTiles` groups, at the last place
         x = (x * 2).round() / 2
     elif kind == "hostile":
         x[..., ::3] = float("nan")
@@ -121,7 +121,7 @@ def scores(kind, t, blocks):
         (370, 5, 16, RowTiles(8, 2, 2)),
         (640, 3, 9, RowTiles(64, 1, 1)),
         (700, 4, 40, RowTiles(32, 1, 1)),
-        # As many groups as members.
+        # As many groups as a group has scores.
         (100, 4, 13, RowTiles(4, 2, 1)),
         (4600, 3, 20, RowTiles(32, 2, 1)),
     ],

@@ -220,7 +220,7 @@ def test_a_regime_without_a_threshold_takes_the_next(by_regime, limits):
 
 
 def test_each_regime_has_a_threshold(monkeypatch):
-    """Calls are eager, compiled, and captured, which is pretended here."""
+    """Calls are eager, by the operator as when compiled, and as if captured."""
     case, policy = drawn(), Policy(min_len=0, by_regime={"queue": 100, "device": 50})
     attend(case, policy, selected_len=70)
     assert report() == (0, {"below_min_L": 1})
@@ -238,7 +238,7 @@ def test_each_regime_has_a_threshold(monkeypatch):
 
 
 def test_a_copied_policy_has_a_handle_of_its_own():
-    """A handle is a place in the list of one process."""
+    """A handle is an index into a list of its process."""
     policy = Policy(enabled=False, min_len={"A": 64}, by_regime={"queue": 64}, debug_shapes=True)
     for other in (pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy)):
         assert other.handle != policy.handle and by_handle(other.handle) is other

@@ -79,7 +79,7 @@ def test_no_grid_has_too_many_programs(name, monkeypatch):
     "name", ["sliding_window", "compressed_attention", "selection_ranges", "nsa_attention"]
 )
 def test_several_launches_compute_what_one_does(name, monkeypatch):
-    """As if a grid took few programs: forward, backward and the choice of blocks."""
+    """Grids are limited to 4 programs here, in forward, backward and the choice of blocks."""
     case = cases.make(name, b=3, t=5)
 
     def both():

@@ -1,5 +1,5 @@
-"""Which calls go to the kernels for Hopper: attention under a band, its backward, block scores, and
-both directions of blocks; and that these kernels compile. Results are tested on such a GPU
+"""Which calls the Hopper kernels take: windows and compressed keys, their backward, block scores,
+and both directions of blocks. These kernels must compile. Their results are tested on a Hopper GPU
 (``gpu/test_*_hopper*_gpu.py``)."""
 
 import os
@@ -24,7 +24,7 @@ from triton.runtime.jit import KernelInterface
 T, HQ, H, D = 4096, 16, 4, 128
 WINDOW, COMPRESSED = Band(1, 1, 512), Band(32, 16, 0)
 BOTH, OF_TRITON = {"launch_dq", "launch_dkv"}, {"band_dq_kernel", "band_dkv_kernel"}
-SHARED_BYTES = 227 << 10  # what a program may have on Hopper
+SHARED_BYTES = 227 << 10  # the most that a program may use on Hopper
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def on_hopper(monkeypatch):
 
 
 def note_launches(monkeypatch):
-    """Return the names of kernels in Triton that are launched; nothing runs."""
+    """Return a list, to which the names of launched Triton kernels are added. Nothing runs."""
     names = []
 
     def note(kernel, _):
@@ -47,7 +47,7 @@ def note_launches(monkeypatch):
 
 
 def drawn(t=T, d=D, n=None, hq=HQ, dtype=torch.bfloat16, b=1):
-    """Return q, k, v and the gradient of the output, on no device."""
+    """Return q, k, v and the gradient of the output, on the meta device."""
     sizes = ((t, hq), (t if n is None else n, H), (t if n is None else n, H), (t, hq))
     return tuple(torch.empty(b, *size, d, dtype=dtype, device="meta") for size in sizes)
 
@@ -57,7 +57,7 @@ def heads_first(x):
 
 
 def shifted(x):
-    """Return a tensor of this shape 2 or 4 bytes behind an aligned address."""
+    """Return a tensor of this shape, one element past an aligned address."""
     return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
 
 
@@ -66,7 +66,7 @@ def one_token(x):
 
 
 def longer_rows(x):
-    """Return a part of a projection of more heads."""
+    """Return x as a part of a tensor of twice as many heads."""
     return torch.cat([x, x], 2)[:, :, : x.shape[2]]
 
 
@@ -81,12 +81,12 @@ def table():
         ({"dtype": torch.float16}, True, True),
         ({"dtype": torch.float32}, False, False),
         ({"d": 64}, False, False),
-        ({"t": 3072}, False, False),  # too few pieces of work
+        ({"t": 3072}, False, False),  # too little work
         ({"t": 4032}, True, False),
         ({"t": 128, "b": 64}, False, False),  # each batch is a launch of few programs
         ({"n": 63}, False, True),
         ({"n": 3}, False, False),
-        ({"t": 8192, "hq": 12}, True, False),  # of three heads a group
+        ({"t": 8192, "hq": 12}, True, False),  # three heads in a group
         ({"hq": 4}, False, False),
     ],
 )
@@ -123,7 +123,7 @@ def test_packed_sequences_and_blocks_of_other_sizes_go_to_triton():
 
 
 def of_blocks(hq=16, h=4, d=D, dv=D, dtype=torch.bfloat16, n=70):
-    """Return q, k, v, lse and the gradient of the output, on no device."""
+    """Return q, k, v, lse and the gradient of the output, on the meta device."""
     room = [(hq, d), (h, d), (h, dv), (hq, dv)]
     q, k, v, do = (torch.empty(n, *x, dtype=dtype, device="meta") for x in room)
     return q, k, v, torch.empty(n, hq, device="meta"), do
@@ -152,10 +152,10 @@ LAYOUTS = {
     "16 bytes further": (lambda room: room[..., 8 : 8 + D], True, True),
     "8 bytes further": (lambda room: room[..., 4 : 4 + D], False, False),
     "every other": (lambda room: room[..., : 2 * D : 2], False, False),
-    # 16 bytes, but Triton is told only of multiples of 16 elements.
+    # Rows begin at multiples of 16 bytes. Triton is told only of multiples of 16 elements.
     "16 bytes apart": (lambda room: room[..., :-8].contiguous()[..., :D], False, False),
     "one head": (lambda room: room[:, :1, :D].expand(-1, room.shape[1], -1), True, False),
-    # A token is 17 and a half heads behind the one before.
+    # Each token begins 17.5 heads after the one before.
     "half a head": (
         lambda room: room.new_zeros(70 * 18 * D).as_strided(
             (*room.shape[:2], D), (17 * D + D // 2, D, 1)
@@ -169,7 +169,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_of_blocks(name):
-    """Heads of q and of the gradient must be rows for the backward."""
+    """For the backward, head strides of q and of the gradient must divide their token strides."""
     change, forward, backward = LAYOUTS[name]
     for which in (0, 1, 2, 4):
         given = list(of_blocks())
@@ -209,8 +209,8 @@ include:
 
 
 def compiled(folder, matrix, architectures):
-    """The table that `nsabench preflight` leaves of a matrix: a row for each variant of each
-    kernel. folder: is there, and takes its files."""
+    """Return the table that `nsabench preflight` writes for a matrix: a row for each variant of
+    each kernel. Files go into ``folder``, which exists."""
     file, table = folder / "matrix.yaml", folder / "compiled.parquet"
     file.write_text(matrix)
     command = [sys.executable, "-m", "nsabench", "preflight", file, "--arch", architectures]
@@ -236,7 +236,7 @@ def test_all_kernels_compile_and_fit_and_nothing_else_has_them(tmp_path):
     assert "block_scores_hopper_kernel" in of_whole
     assert not [kernel for _, arch, kernel in of_all if arch == "sm_89" and "hopper" in kernel]
     found = {of[1:]: rows for of, rows in of_all.items() if of[0] == "blocks"}
-    assert len(found["sm_90", "hopper_forward_kernel"]) == 8  # dtype, D and the group
+    assert len(found["sm_90", "hopper_forward_kernel"]) == 8  # variants by dtype, D and group
     assert len(found["sm_89", "backward_kernel"]) == 8
     assert len(found["sm_90", "backward_kernel"]) == 4  # D = 64
     assert len(found["sm_90", "hopper_backward_kernel"]) == 4

@@ -19,8 +19,7 @@ import nsa_kernels
 
 
 def test_an_import_loads_no_other_library_and_says_that_triton_is_missing():
-    """The compiler takes 0.9 s, which every fresh worker and every program would pay, and
-    Transformers longer."""
+    """Otherwise every program would wait for torch's compiler, and longer for Transformers."""
     done = subprocess.run(
         [sys.executable, "-c", SOURCE], capture_output=True, text=True, timeout=100
     )

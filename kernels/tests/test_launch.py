@@ -30,7 +30,7 @@ def weigh(out, x, y, weight):
 
 
 def chain(x, y, weight):
-    """Two results, the first a part of what was allocated, and memory in between."""
+    """Return two results, of which the first is a part of its tensor, and use memory in between."""
     once = torch.empty((2, *x.shape), dtype=x.dtype, device=x.device)
     twice, result = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     weigh(once[1], x, y, weight)
@@ -169,7 +169,7 @@ def test_a_negative_gradient_is_read_as_what_it_stands_for(call):
     leaves = [x.requires_grad_() for x in case.tensors.values() if x.is_floating_point()]
     out = cases.results(case.call(**case.tensors))[0]
     weight = torch.randn_like(out)
-    for _ in range(3):  # as it is, noted, and replayed
+    for _ in range(3):  # launched, recorded and replayed
         got = torch.autograd.grad(out, leaves, negative(weight), retain_graph=True)
         want = torch.autograd.grad(out, leaves, weight, retain_graph=True)
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
@@ -264,7 +264,7 @@ def test_what_is_not_needed_at_the_same_time_shares_memory():
 
 @contextlib.contextmanager
 def counted():
-    """Count the calls that are replayed."""
+    """Yield a mock that counts replayed calls."""
     launches = mock.Mock(wraps=replay.Program.__call__)
     with mock.patch.object(replay.Program, "__call__", lambda *args: launches(*args)):
         yield launches
@@ -304,7 +304,7 @@ def test_every_public_call_is_replayed_as_one(name):
             key: (x.roll(turn) if x.is_floating_point() else x) for key, x in case.tensors.items()
         }
         with torch.no_grad(), counted() as launches:
-            if name == "decode_scores":  # its log-sum-exp would be one of other keys
+            if name == "decode_scores":  # the case's lse does not belong to rolled keys
                 case.call(**tensors)
             else:
                 cases.agree(name, dataclasses.replace(case, tensors=tensors))

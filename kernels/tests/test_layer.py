@@ -1,4 +1,4 @@
-"""``NSAttention`` against the paper in plain PyTorch, and itself by tokens."""
+"""``NSAttention`` against the paper in plain PyTorch, and decoding against prefill."""
 
 from itertools import pairwise
 
@@ -102,7 +102,7 @@ def test_keys_and_values_of_a_cache_are_of_the_same_tokens():
 
 
 def test_a_cache_of_other_strides_is_refused_with_both_pairs():
-    """Compressed keys of another stride left uninitialised memory in the cache."""
+    """Compressed keys of another stride would leave memory of the cache uninitialised."""
     of, x = layer(), tokens(40, b=1)
     cache = layer(block=16, stride=8).cache()
     with pytest.raises(ValueError, match=r"block 8 and stride 4.* block 16 and stride 8"):

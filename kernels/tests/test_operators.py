@@ -18,7 +18,7 @@ def wrapped(*arguments: object) -> object:
 
 
 def test_annotations_are_no_texts() -> None:
-    """torch 2.4 reads none: all of nsa_kernels could not be imported there."""
+    """torch 2.4 reads no annotations that are strings: importing nsa_kernels would fail there."""
     assert plus.__annotations__["x"] == "torch.Tensor", "as the __future__ import leaves them"
     call = operator("nsa_kernels_tests::plus", wrapped)
     assert plus.__annotations__["x"] is torch.Tensor

@@ -31,7 +31,7 @@ IMPLEMENTATIONS = [
     ("decode_step", adapters.decode_step),
     ("nsa_attention", adapters.nsa),
 ]
-FORWARD_ONLY = (adapters.blocks_query_major, adapters.nsa)  # gradients of the whole: test_whole.py
+FORWARD_ONLY = (adapters.blocks_query_major, adapters.nsa)  # gradients of nsa: test_whole.py
 NUMBERS = {
     naive_rows: ("sm_scale",),
     naive_varlen: ("sm_scale",),
@@ -54,7 +54,7 @@ FORMULAS = [
 
 
 def cells(calls, *without):
-    # These two select more blocks than a small shape does.
+    # These two distributions select more blocks than a small shape has.
     without = (*without, ("selection_blocks", "dense"), ("selection_blocks", "recorded"))
     return [
         (name, distribution, call)
@@ -65,7 +65,7 @@ def cells(calls, *without):
 
 
 def here():
-    """Return all cells on a GPU; in the interpreter, one of all but the first of an op."""
+    """Return all cells on a GPU; in the interpreter, an op's first call or first distribution."""
     first = dict(reversed(IMPLEMENTATIONS)).values()
     return [
         (name, distribution, call)
@@ -75,8 +75,8 @@ def here():
 
 
 def drawn(name, distribution, dtype):
-    """Return what nsabench draws of the shape for CPUs that no tile divides. Packed blocks have a
-    batch of one, as in the other shape."""
+    """Draw inputs of the op's second CPU shape, which no tile divides. Packed blocks take the first
+    shape, whose batch is one."""
     op = ops.get(name)
     shape = op.check_shapes["cpu"][distribution != "packed" or name != "selection_blocks"]
     sizes = {key: int(value) for key, value in (x.split("=") for x in shape.split(","))}

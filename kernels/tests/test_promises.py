@@ -14,7 +14,7 @@ DIFFERENTIABLE = [
 ]
 FUNCTIONS = [name for name in conformance.CALLS if not name.startswith("NSAttention")]
 LARGER = {
-    "selection_rows": {"b": 2, "t": 1, "n": 700, "d": 64, "dv": 64},  # in several shares
+    "selection_rows": {"b": 2, "t": 1, "n": 700, "d": 64, "dv": 64},  # split among programs
     "selection_varlen": {"t": 3, "n": 700},
     "selection_ranges": {"t": 3, "n": 150, "spans": 4},
     "block_selection_attention": {"t": 66, "blocks": 8},
@@ -74,7 +74,7 @@ def unseen_blocks():
 
 
 def unseen_compressed(lengths, keys):
-    """The tensors hold more keys than the tokens complete."""
+    """Return a case of more compressed keys than its tokens complete, with those unseen."""
     case = make("compressed_attention", t=70, block=8, stride=8)
     case.tensors |= {key: torch.cat([x, x[:, :4]], 1) for key, x in list(case.tensors.items())[1:]}
     if keys:
@@ -95,7 +95,7 @@ UNSEEN = {
 @pytest.mark.parametrize("held", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
 def test_keys_that_no_query_sees_have_no_gradient_whatever_they_hold(name, held, which):
-    """A tile of a band holds keys that its queries do not see, so NaN may spread to its results."""
+    """A tile of ``compressed_attention`` also holds unseen keys, so NaN may spread to results."""
     case, axis, unseen = UNSEEN[name]()
     op, at = name.partition(",")[0], torch.tensor(unseen, device=DEVICE)
     want = both_ways(op, case.tensors, case.call)
@@ -126,7 +126,7 @@ def of_policy(policy):
 
 
 def with_lengths():
-    """Calls of decoding that conformance has without lengths."""
+    """Return the decode calls that ``conformance`` makes without lengths, with lengths."""
     case = make("decode_step with cache_seqlens", b=2, t=20)
 
     def call(q, k, v, k_cmp, v_cmp, gates, cache_seqlens):
@@ -176,7 +176,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_one_graph_has_the_same_results_and_gradients(name):
-    """A call that read offsets or lengths on the host would end the graph."""
+    """A call that read offsets or lengths on the host would break the graph."""
     torch._dynamo.reset()
     case, op = COMPILED[name](), name.partition(",")[0]
     compiled = torch.compile(case.call, fullgraph=True, backend="aot_eager")
@@ -186,7 +186,7 @@ def test_one_graph_has_the_same_results_and_gradients(name):
 
 
 def operators():
-    """Return arguments of operators that torch can call by itself."""
+    """Return arguments for each operator, by its name."""
     band, near = make("compressed_attention", t=24, block=8, stride=4), make("sliding_window", t=24)
     spans = make("selection_ranges", t=2, n=20, spans=2).tensors.values()
     blocks = make("block_selection_attention", t=24, hq=4, h=2, blocks=3).tensors.values()

@@ -1,4 +1,4 @@
-"""The examples of the kernels' README run, as one session; each block says what it needs."""
+"""The examples of the kernels' README run, in one session. Every other block says what it needs."""
 
 import re
 from pathlib import Path

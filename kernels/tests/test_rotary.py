@@ -1,4 +1,4 @@
-"""The rotary embedding of ``NSAttention``: turns of complex numbers in float64, and by tokens."""
+"""The rotary embedding of ``NSAttention`` against complex numbers, in prefill and in decoding."""
 
 import nsa_kernels
 import pytest
@@ -22,7 +22,7 @@ def tokens(t, b=1):
 
 
 def turned(x):
-    """x [B, T, H, D] at positions 0 .. T - 1 in float64: complex numbers times e^(i t w)."""
+    """Rotate x [B, T, H, D] at positions 0 .. T - 1 in float64: complex numbers times e^(i t w)."""
     half = x.shape[3] // 2
     numbers = torch.complex(x[..., :half].double(), x[..., half:].double())
     frequency = torch.tensor([BASE ** (-2 * i / x.shape[3]) for i in range(half)])
@@ -57,7 +57,7 @@ def test_a_turn_is_rounded_once(dtype):
     x = tokens(40).unflatten(-1, (2, 12)).to(dtype)
     got, want = rotate(x, positions_of(x), BASE), turned(x)
     assert got.dtype == dtype
-    # Half a unit in the last place, and what float32 makes of angles up to 40.
+    # Half a unit in the last place, and the float32 error of angles up to 40.
     bound = torch.finfo(dtype).eps / 2 * want.abs() + 1e-5
     assert ((got.double() - want).abs() <= bound).all()
 

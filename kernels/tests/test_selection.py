@@ -1,4 +1,4 @@
-"""Rows, packed rows and spans: launch configurations, and inputs that only one of them takes."""
+"""Rows, packed rows and spans: launch configurations, and inputs that only one of these takes."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def test_a_config_is_refused_that_leaves_heads_or_keys_out(name):
     odd = dataclasses.replace(config, **nothing.get(name, {"chunk": config.block_l + 8}))
     with pytest.raises(ValueError, match=f"{name}: "):
         forward(name, configured(short, odd))
-    if name != "selection_rows":  # shares of a number of keys serve any lengths
+    if name != "selection_rows":  # the others' programs serve any length
         forward(name, configured(long, config))
         return
     with pytest.raises(ValueError, match="512 keys"):
@@ -86,7 +86,7 @@ def test_the_first_row_may_begin_behind_the_first_key(skipped):
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("edges", [[0, 150, 10, 200], [200, 150, 60, 0], [-7, 900, 3, 2**31 - 1]])
 def test_offsets_that_decrease_touch_nothing_out_of_bounds(edges, splits, monkeypatch):
-    """Memory that nothing is written to holds the largest integers here."""
+    """Deterministic mode fills new memory, integers with the largest value."""
     case = make("selection_varlen", lengths=(150, 0, 50))
     config = nsa_kernels.Config(16, 16, splits, 16, 1, 4, 1)
     torch.use_deterministic_algorithms(True)
@@ -112,7 +112,7 @@ def test_spans_need_no_batch_axis():
 
 @pytest.mark.parametrize("some", ["none", "empty", "of one query"])
 def test_queries_without_a_key_have_no_gradient(some):
-    """Where one query has keys, the others share its tile of keys and have none."""
+    """If one query has keys, the others are computed with its tile of keys, but have none."""
     case = make("selection_ranges", t=16, hq=64, n=30, spans=2)
     spans = torch.zeros_like(case.tensors["ranges"])
     spans[0, 5] = ints(3, 9) if some == "of one query" else 0
@@ -122,7 +122,7 @@ def test_queries_without_a_key_have_no_gradient(some):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_spans_at_the_edges_of_tiles(dtype):
-    """Tiles of 64 keys are selected whole, up to the edges of their halves, and far beyond."""
+    """Spans select whole tiles of 64 keys, half tiles, keys around an edge, and beyond all keys."""
     edges = [
         [0, 64],
         [64, 96],

@@ -1,4 +1,4 @@
-"""Wrong arguments are refused at the call that is wrong, by a sentence that names the call."""
+"""A call with wrong arguments is refused by a sentence that names the call."""
 
 import re
 
@@ -25,7 +25,7 @@ SPEAKS = re.compile("|".join([*nsa_kernels.__all__, "packed_sdpa"]))
 
 
 def refused(name, error=ValueError, dtype=torch.float32, **changes):
-    """Assert that a call refuses these arguments. A function changes a tensor."""
+    """Assert that a call refuses these arguments. A change may be a function of a tensor."""
     op = name.partition(" ")[0]
     given = {**make(name, b=2, hq=4, h=2, dtype=dtype).tensors, **NEEDED.get(op, {})}
     for key, change in changes.items():

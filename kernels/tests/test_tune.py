@@ -1,4 +1,4 @@
-"""Tuned tiles: what fits, what is written, read, and in force; the timing itself needs a GPU."""
+"""Tuned tiles: which fit, which are written, read and used. Timing them needs a GPU."""
 
 import runpy
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_every_kernel_has_classes():
 
 @pytest.mark.parametrize("rows", [67, 96, 132, 160, 198, 264, 384])
 def test_unsplit_rows_keep_memory_busy(rows, monkeypatch):
-    # 4.8 TB/s over a round trip of about 1.5 us are 55 KB a multiprocessor.
+    # In a round trip of about 1.5 us, 4.8 TB/s bring 55 KB to each of 132 multiprocessors.
     monkeypatch.setattr(
         "nsa_kernels.selection.rows.config.device_limits", lambda device: Device(132, 227 << 10)
     )

@@ -55,8 +55,8 @@ def test_gates_keep_their_precision_beside_16_bits(dtype):
 
 
 def test_chunks_and_spills_leave_the_bits_as_they_are(monkeypatch):
-    """Chunks have 32 tokens and one key head, and work items 16 of the queries, all of which chose
-    the first block. Sums whose order hangs on timing would differ."""
+    """Chunks have 32 tokens and one key head. A work item has 16 queries of a block, and all
+    queries chose the first block. Sums whose order depends on timing would differ."""
     for module in (launches, operator):
         monkeypatch.setattr(module, "WORKSPACE_BYTES", 60_000)
     monkeypatch.setattr(config, "_backward_queries", lambda shape: 16)
@@ -78,7 +78,7 @@ def test_chunks_and_spills_leave_the_bits_as_they_are(monkeypatch):
     [(8, 2, 64, 16), (64, 2, 16, 16), (4, 4, 16, 16)],
 )
 def test_tiles_of_scores_do_not_show(block, stride, block_size, keys):
-    """Blocks begin in the middle of a tile, or their keys fill more than one."""
+    """Blocks begin in the middle of a tile, or their keys fill more than one tile."""
     q, k_cmp, v_cmp = make(
         "compressed_attention", t=100, hq=4, h=2, block=block, stride=stride
     ).tensors.values()
@@ -95,7 +95,7 @@ def test_tiles_of_scores_do_not_show(block, stride, block_size, keys):
 
 
 def test_a_prefill_in_chunks_is_the_prefill_in_one():
-    """Chunks end before the first compressed key, after one query, and at the edge of a block."""
+    """Chunks end before the first compressed key, after one query, and one token into a block."""
     q, k, v, gates = inputs(60, b=2)
     chunks = [
         attend(q[:, begin:end], k[:, :end], v[:, :end], gates[:, begin:end])

@@ -41,7 +41,7 @@ def _unlaunched():
 
 
 def recorded(function, *args):
-    """Results of a replayed function, and the bytes that a replay takes beside them."""
+    """Return the results of a recorded function, and the bytes that a replay takes beside them."""
     results, program = replay.record(function.__wrapped__, args)
     assert program is not None
     return results, program.bytes
@@ -51,7 +51,7 @@ def recorded(function, *args):
 @pytest.mark.parametrize("heads", [(64, 4), (32, 8)])
 @pytest.mark.parametrize(("packed", "gluon"), [(False, False), (False, True), (True, False)])
 def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch):
-    """With the kernels in Triton, and where there are any with those in Gluon."""
+    """With the Triton kernels, and with the Gluon kernels if this Triton has their Gluon."""
     if gluon and TRITON_VERSION < (3, 6, 0):
         pytest.skip("no such Gluon")
     for module in (hopper, scoring_hopper, blocks_forward, blocks_backward):
@@ -72,5 +72,5 @@ def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch
     _, backward = recorded(
         operator._launch_backward, torch.empty_like(out), *tensors, *kept, *NUMBERS, d**-0.5
     )
-    # Scores, the compressed branch or the partials of blocks: none is small.
+    # Scores, the compressed branch or the partials of blocks: each is large.
     assert all(GIB // 2 < each <= BOUND for each in (forward, with_kept, backward))

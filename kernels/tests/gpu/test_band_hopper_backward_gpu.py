@@ -1,6 +1,5 @@
-"""The backward of gated branches under a band by the Hopper kernels, for windows and compressed
-keys. It is compared with the Triton kernels, alone and within NSA attention. Two calls must agree
-to the bit."""
+"""The backward of a gated window or compressed branch by the Hopper kernels. It is compared with
+the Triton kernels, for one branch and in NSA attention. Two calls must agree to the bit."""
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ WINDOWS = (63, 512, 1 << 30)
 
 
 def gates(*size):
-    """Some of them negative, some 0."""
+    """Draw gates, some of them negative and some 0."""
     drawn = torch.randn(size, device="cuda")
     return drawn.masked_fill(torch.rand(size, device="cuda") < 0.1, 0.0)
 
@@ -44,7 +43,7 @@ def by_triton(monkeypatch, call):
 
 
 def check(monkeypatch, q, k, v, band, added):
-    """dq, dk and dv of one branch."""
+    """Compare dq, dk and dv of one branch with Triton's, and to the bit with two more calls."""
     b, t, hq, _ = q.shape
     out, lse = band_forward(q, k, v, band, SCALE)
     grad = torch.randn(out.shape, device="cuda").to(q.dtype)
@@ -63,7 +62,7 @@ def check(monkeypatch, q, k, v, band, added):
 
 
 def calls(q, k, v):
-    """Branches with these queries, and whether dq is added to another's."""
+    """Return q, k, v and band of each branch, and whether its dq is added to another branch's."""
     b, t, _, d = q.shape
     n, h = (t - 32) // 16 + 1, k.shape[2]
     keys = torch.randn(2, b, n, h, d, device="cuda").to(q.dtype)
@@ -84,7 +83,7 @@ def test_gradients_of_a_branch_are_those_of_triton(t, hq, h, dtype, monkeypatch)
 
 @pytest.mark.parametrize(("block", "stride"), [(16, 16), (64, 16), (32, 32)])
 def test_compressed_keys_of_other_blocks(block, stride, monkeypatch):
-    """One query behind a tile of queries, and keys that no query sees."""
+    """The last query is alone in its tile, and no query sees some of the keys."""
     torch.manual_seed(block)
     t, hq, h = 4097, 32, 8
     q = torch.randn(1, t, hq, D, device="cuda").bfloat16()
@@ -96,7 +95,7 @@ def test_compressed_keys_of_other_blocks(block, stride, monkeypatch):
 
 @pytest.mark.parametrize(("hq", "h"), [(32, 4), (36, 12), (16, 16)])
 def test_batches_and_parts_of_one_projection(hq, h, monkeypatch):
-    """In groups of eight heads, and of three and one, whose dq is Triton's."""
+    """Groups have eight, three or one heads. For three and one, Triton computes dq."""
     torch.manual_seed(hq)
     room = torch.randn(3, 3219, hq + 2 * h, D, device="cuda").bfloat16()
     for tensors, band, added in calls(*room.split([hq, h, h], 2)):
@@ -119,4 +118,4 @@ def test_gradients_of_the_whole_are_those_of_triton(t, hq, h, dtype, monkeypatch
     for window in WINDOWS:
         found = gradients(window)
         close(found, by_triton(monkeypatch, lambda window=window: gradients(window)))
-        assert all(same(gradients(window), found) for _ in range(3))  # replayed, in the end
+        assert all(same(gradients(window), found) for _ in range(3))  # the last ones are replayed

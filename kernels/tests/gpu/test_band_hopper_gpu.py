@@ -1,6 +1,5 @@
-"""Attention under a band by the Hopper kernel, against the formula. Windows and compressed keys
-have all lengths, and inputs are batches or parts of one projection. Two calls must agree to the
-bit."""
+"""Windows and compressed keys by the Hopper kernel, against the formula, at several lengths, in
+batches and as parts of one projection. Two calls must agree to the bit."""
 
 import pytest
 import torch
@@ -57,8 +56,8 @@ def test_it_is_the_formula(dtype, hq, h, batches):
 
 @pytest.mark.parametrize("band", [Band(1, 1, 512), Band(256, 64, 0)])
 def test_programs_take_many_pieces_of_work(band):
-    """Each slot is filled again and again; the first pieces see no key of the second band, and the
-    last tile of queries is a part of one."""
+    """Programs compute several tiles of queries, and fill their buffers again and again. The first
+    tiles see no key of the second band, and the last tile is not full."""
     torch.manual_seed(0)
     t, hq = 8200, 16
     n = (t - band.block) // band.stride + 1

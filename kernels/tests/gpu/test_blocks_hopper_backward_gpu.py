@@ -1,7 +1,6 @@
-"""The main launch of the backward of blocks in Gluon
-(``selection/blocks/kernels/hopper_backward.py``). It is compared with the Triton launch and the
-formula, for groups, lengths, packed and strided inputs, chunks, gates and sums. Two calls must
-agree to the bit."""
+"""The Gluon kernel of the backward of blocks (``selection/blocks/kernels/hopper_backward.py``). It
+is compared with the Triton kernel and the formula, for groups, lengths, packed and strided inputs,
+chunks, gates and sums. Two calls must agree to the bit."""
 
 import nsa_kernels
 import pytest
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("on_hopper")
 D, SCALE = 128, 128**-0.5
 HERE, TRITON = "hopper_backward_kernel", "backward_kernel"
 DTYPES = [torch.float16, torch.bfloat16]
-# Group: batch, tokens, blocks a query chooses; of two KV heads.
+# By query heads of a group: batch, tokens, and blocks a query chooses. There are two key heads.
 SIZES = {
     1: (1, 130, 3),
     2: (1, 700, 6),
@@ -32,8 +31,8 @@ SIZES = {
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Return the names of a backward's launches. Replay is off. Memory holds NaN at first, so that
-    a read of unwritten memory is seen."""
+    """Return a list, to which the names of launched kernels are added. Replay is off. New memory
+    holds NaN or -1, so that a read of unwritten memory shows."""
     names = []
 
     own = KernelInterface.__getitem__
@@ -54,7 +53,8 @@ def launched(monkeypatch):
 
 @pytest.fixture
 def ways(launched, monkeypatch):
-    """What a call gives by the kernel in Gluon, twice to the bit, and by the one in Triton."""
+    """Return a function that makes a call by the Gluon kernel, twice to the bit, and by
+    Triton's."""
 
     def both(call):
         here = call()
@@ -72,8 +72,8 @@ def ways(launched, monkeypatch):
 
 
 def close(got, wanted, l2, most):
-    """Compare the norm and the largest element of the error with the norm and the largest element
-    of the expected gradient. Both are at least 1, because the gradient for a single token is 0."""
+    """Bound the norm and the largest element of each error by ``l2`` and ``most`` times those of
+    the gradient, or times 1 if that is more: the gradient of one token may be 0."""
     for name, one, other in zip(("dq", "dk", "dv", "others"), got, wanted, strict=False):
         one, other = one.double(), other.double()
         assert bool(torch.isfinite(one).all()), name
@@ -84,7 +84,7 @@ def close(got, wanted, l2, most):
 
 
 def right(got, wanted):
-    """Against the formula in float64."""
+    """Compare gradients with the formula in float64."""
     dtype = got[0].dtype
     close(got, wanted, 8e-3 if dtype == torch.bfloat16 else 2e-3, 2 * TOLERANCE[dtype])
 
@@ -150,7 +150,7 @@ def test_parts_of_one_projection_and_heads_apart(group, ways):
     parts = torch.cat([q, k, v], 2).split([q.shape[2], 2, 2], 2)
     assert not parts[0].is_contiguous()
     check(ways, *parts, do, index)
-    # Beginning 16 bytes behind 32.
+    # Heads of q begin at byte 16 modulo 32.
     room = torch.randn(*q.shape[:3], 2 * D + 16, device="cuda").to(q.dtype)
     check(ways, room[..., 8 : 8 + D], k, v, do, index)
 
@@ -161,7 +161,7 @@ def test_a_branch_of_a_gated_sum(group, added, ways):
     q, k, v, do, index = drawn(group)
     gate = torch.randn(q.shape[:3], device="cuda")
     gate[torch.rand(gate.shape, device="cuda") < 0.1] = 0.0
-    # What weights the output weights its gradient.
+    # The gate weights the output, and so the output's gradient.
     weighted = do.double() * gate.double().unsqueeze(-1)
     out, lse, *want = exact_blocks(q, k, v, weighted, index)
     rest = (out * do.double()).sum(-1).float().flatten(0, 1)
@@ -190,7 +190,7 @@ def test_a_branch_of_a_gated_sum(group, added, ways):
 
 
 def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured():
-    """As long that many programs run at a time, in every run in another order."""
+    """So long that many programs run at once, in another order in each run."""
     q, k, v, do, index = draw_blocks(1, 8192, 64, 4, D, D, 16, torch.bfloat16)
     others = [torch.randn_like(x) for x in (q, k, v, do)]
     plan = nsa_kernels.plan_blocks(q, k, v, index)

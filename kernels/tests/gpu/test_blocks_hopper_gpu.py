@@ -1,5 +1,5 @@
-"""The main launch of block selection in Gluon (``selection/blocks/kernels/hopper.py``) against the
-one in Triton and the formula: groups, head dims, dtypes, packed and strided, chunk by chunk."""
+"""The Gluon kernel of the forward of blocks (``selection/blocks/kernels/hopper.py``) against the
+Triton kernel and the formula: groups, head dims, dtypes, packed and strided inputs, chunks."""
 
 import nsa_kernels
 import pytest
@@ -11,7 +11,7 @@ from nsa_kernels.selection.blocks import api, forward
 from nsa_kernels.selection.blocks.naive import naive_blocks
 from triton.runtime.jit import KernelInterface
 
-# Group: batch, tokens, blocks a query chooses; of two KV heads.
+# By query heads of a group: batch, tokens, and blocks a query chooses. There are two key heads.
 SIZES = {1: (1, 130, 3), 4: (2, 333, 17), 8: (3, 500, 5), 16: (1, 1000, 9), 64: (1, 77, 4)}
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -25,7 +25,7 @@ def on_hopper(monkeypatch):
 
 @pytest.fixture
 def ways(monkeypatch):
-    """What a call gives by the kernel in Gluon, and by the one in Triton."""
+    """Return a function that returns a call's results by the Gluon and by the Triton kernel."""
     names = []
 
     own = KernelInterface.__getitem__
@@ -56,7 +56,7 @@ def attend(q, k, v, index, **options):
 
 
 def check(ways, *tensors, cu=None, **options):
-    """Both ways agree to the last bit or so of the dtype, and with the formula."""
+    """Compare the kernels within the epsilon of the dtype, and compare both with the formula."""
     (out, lse), (other, other_lse) = ways(lambda: attend(*tensors, cu_seqlens=cu, **options))
     bit = torch.finfo(out.dtype).eps
     torch.testing.assert_close(out, other, atol=bit, rtol=bit)
@@ -102,7 +102,7 @@ def test_parts_of_one_projection(group, ways):
     parts = torch.cat([q, k, v], 2).split([q.shape[2], 2, 2], 2)
     assert not parts[0].is_contiguous()
     check(ways, *parts, index)
-    # Heads apart from one another, and beginning 16 bytes behind 32.
+    # Heads of q begin at byte 16 modulo 32.
     room = torch.randn(*q.shape[:3], 2 * 128 + 16, device="cuda").to(q.dtype)
     check(ways, room[..., 8:136], k, v, index)
 

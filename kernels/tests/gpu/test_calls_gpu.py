@@ -1,5 +1,5 @@
-"""Calls of usual sizes on a CUDA device: graphs, streams, equal bits, no waiting, torch.compile,
-memory, and tensors of more elements than int32 counts."""
+"""Calls of usual sizes on a CUDA device: graphs, streams, equal bits, no waiting for the device,
+torch.compile, memory, and tensors of more elements than int32 counts."""
 
 from functools import partial
 
@@ -134,7 +134,7 @@ def test_a_graph_replays_on_new_inputs(name):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_neither_wait_for_the_device_nor_change_their_bits(name, backward):
-    """A call runs as it is, is noted, and is replayed."""
+    """The calls are launched, then recorded, then replayed."""
     if backward and name not in DIFFERENTIABLE:
         pytest.skip("has no backward")
     call, args = calls()[name]
@@ -195,7 +195,7 @@ def test_a_graph_of_a_training_step_replays_on_new_inputs():
 
 
 def with_others():
-    """Return more calls: few and many queries of blocks, and the kernels in CUDA C++."""
+    """Add calls: few and many queries of blocks, rows per head, and the kernels in CUDA C++."""
     attend = partial(nsa_kernels.block_selection_attention, return_lse=True)
     found = calls()
     for t, hq in ((500, 8), (8192, 16)):
@@ -230,7 +230,7 @@ def test_launches_go_where_the_tensors_are(name, backward):
     with torch.cuda.device(1):
         want = run()
     torch.cuda.synchronize(1)
-    # On the other device nothing may be queued: a spin there would hold it up.
+    # A spin keeps device 0 busy: work that waited for that device would end after the spin.
     with torch.cuda.device(0):
         torch.cuda._sleep(2_000_000_000)
         got = run()
@@ -307,8 +307,8 @@ def test_cpu_tensors_are_refused_and_the_gate_falls_back():
 
 @pytest.mark.parametrize("heads", [(64, 4), (32, 8)])
 def test_the_whole_takes_at_most_3_gib_at_65536_tokens(heads):
-    """Beside arguments, results and what the forward keeps, when it runs as it is, is noted, and is
-    replayed."""
+    """Arguments, results and what the forward keeps do not count. The three turns launch, record
+    and replay the call."""
     hq, h = heads
     sizes = ((hq, 128), (h, 128), (h, 128), (hq, 3))
     leaves = [randn(1, 65536, *size).requires_grad_() for size in sizes]
@@ -335,7 +335,7 @@ def test_the_whole_takes_at_most_3_gib_at_65536_tokens(heads):
 
 
 def alone(args, entry):
-    """Return the step of one entry on caches of its length, without lengths."""
+    """Compute the step of one entry on caches cut to its length, without ``cache_seqlens``."""
     q, k, v, k_cmp, v_cmp, gates, lengths = (x[entry : entry + 1] for x in args)
     n = int(lengths)
     held = max(0, (n - 32) // 16 + 1)
@@ -362,7 +362,7 @@ def test_one_graph_serves_all_steps_of_a_generation(hq, page, heads_last):
         want = nsa_kernels.decode_step(*args)
         if page is None or ROOM % page == 0:
             assert torch.equal(out, want)
-        # Room is rounded up to whole pages, and shares with it: sums may be in another order.
+        # Pages round the room up. This may split keys elsewhere, and sums may have another order.
         torch.testing.assert_close(out, want, atol=2e-2, rtol=2e-2)
         if step % 23 == 0:
             want = torch.cat([alone(args, i) for i in range(len(lengths))])

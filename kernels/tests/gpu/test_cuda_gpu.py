@@ -1,4 +1,4 @@
-"""The CUDA C++ kernels on a GPU: right on every kind of shape, the same twice, in graphs."""
+"""The CUDA C++ kernels on a GPU: right on every kind of shape, equal in two calls, in graphs."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,7 +27,7 @@ def is_right(name, got, tensors, **options):
 
 
 def check_case(name, integers=torch.int32, **sizes):
-    """Assert that a call is the formula, the same twice, and writes none of its inputs."""
+    """Assert that two calls equal each other and the formula, and change no input."""
     tensors = make(name, **sizes).tensors
     if "ranges" in tensors:
         tensors["ranges"] = tensors["ranges"].to(integers)
@@ -45,7 +45,7 @@ def check_case(name, integers=torch.int32, **sizes):
         (3, 1, 1, 64, 64),
         (5, 8, 77, 128, 128),
         (300, 17, 130, 64, 128),
-        (4, 4, 5000, 128, 64),  # split
+        (4, 4, 5000, 128, 64),  # split among programs
         (2, 3, 0, 64, 64),
         (600, 8, 16, 128, 128),
         (7, 40, 1000, 64, 64),
@@ -63,7 +63,7 @@ def test_rows(n, h, length, d, dv, dtype):
         (1, 3, 2, 4, 150, 5, 64, 64),
         (2, 2, 1, 17, 700, 40, 128, 128),
         (1, 400, 2, 8, 900, 16, 128, 64),
-        (1, 1, 2, 4, 9000, 128, 64, 128),  # split
+        (1, 1, 2, 4, 9000, 128, 64, 128),  # split among programs
         (1, 2, 1, 1, 1, 1, 64, 64),
     ],
 )

@@ -1,5 +1,5 @@
-"""Replayed calls against calls as they are, to the bit: shapes, strides, alignment and sizes drawn
-at random, called again and again on other values."""
+"""Replayed calls equal Triton's own launches to the bit, at random shapes, strides and
+alignments."""
 
 import importlib
 import math
@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 
 class Draw:
-    """Calls at random, on tensors of any strides and addresses; the same ones of the same seed."""
+    """Draws calls with tensors of any strides and alignments. A seed draws the same calls."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)
@@ -25,8 +25,8 @@ class Draw:
         self.one_of = lambda *values: self._random.choice(values)
 
     def elsewhere(self, x, free):
-        """Return x as a part of a tensor that is larger along the axes ``free`` and later. It may
-        begin some elements behind an aligned address."""
+        """Return a copy of x in a tensor that may be larger from axis ``free``. The copy may begin
+        a few elements past an aligned address."""
         ahead = self.one_of(0, 0, 1, 3, 8)
         size = [n + (self.one_of(0, 0, 1, 8) if i >= free else 0) for i, n in enumerate(x.shape)]
         room = x.new_zeros(math.prod(size) + ahead)[ahead:].view(size)
@@ -61,9 +61,10 @@ class Draw:
         return make(name, **sizes)
 
     def call(self, name):
-        """Return a call, or its results and gradients."""
+        """Return a function that makes the call, or at random also its backward."""
         case = self.case(name)
-        # Batch and time of blocks, and heads and batches of a cache, follow one another in memory.
+        # Batches and tokens of blocks, and batches and heads of a cache, must have no gaps in
+        # memory.
         free = 3 if name.startswith("decode") else 2 if "block" in name else 0
         tensors = {
             key: x if key.startswith("cu_") else self.elsewhere(x, free)
@@ -85,7 +86,7 @@ FAMILIES = [name for name in MAKERS if not name.startswith("NSAttention") and na
 
 
 def as_triton(call):
-    """Return the result of the call if all launches are Triton's own."""
+    """Return the result of the call if Triton itself makes every launch."""
     with mock.patch.object(replay, "undisturbed", lambda: False):
         return call()
 
@@ -110,8 +111,8 @@ def test_launches_give_what_tritons_own_give(family, seed):
 
 
 def kernels():
-    """Every kernel of the package that programs launch. Hopper kernels have their own tests and
-    cannot be imported everywhere."""
+    """Return the names of the Triton kernels. Hopper kernels have their own tests and cannot be
+    imported everywhere."""
     found = set()
     for module in pkgutil.walk_packages(nsa_kernels.__path__, "nsa_kernels."):
         if any(x in module.name for x in ("integrations", ".cuda", ".kernels.hopper")):

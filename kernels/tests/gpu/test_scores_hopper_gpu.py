@@ -1,5 +1,5 @@
-"""Block scores by the Hopper kernel, for all visible keys, in batches and in parts of one
-projection. They are compared with the Triton kernel. Two calls must agree to the bit."""
+"""Block scores by the Hopper kernel, compared with the Triton kernel, in batches and in parts of
+one projection. Two calls must agree to the bit."""
 
 import pytest
 import torch
@@ -16,7 +16,8 @@ LENGTHS = (32, 65, 300, 1984, 2049, 4033, 4096, 4111, 8192)
 
 
 def drawn(t, hq, h, batches, dtype, n):
-    """q and k are parts of wider tensors; k twice as large, so that weights are less alike."""
+    """Return q, k and their lse. q and k are parts of wider tensors; k is doubled, so that weights
+    differ more."""
     torch.manual_seed(t)
     q = torch.randn(batches, t, hq + 2 * h, 128, device="cuda").to(dtype)[:, :, :hq]
     k = 2 * torch.randn(batches, n, 2 * h, 128, device="cuda").to(dtype)[:, :, h:]
@@ -36,7 +37,7 @@ def visible(scores):
 
 
 def check(got, wanted):
-    """Nothing else is written, so what is behind stays NaN."""
+    """Compare scores of visible blocks. The kernel writes no other scores: they stay NaN."""
     seen = visible(got)
     assert got[~seen].isnan().all()
     torch.testing.assert_close(got[seen], wanted[seen], atol=1e-5, rtol=1e-4)
@@ -49,7 +50,7 @@ def check(got, wanted):
 def test_it_is_the_kernel_in_triton(dtype, hq, h, batches, monkeypatch):
     monkeypatch.setattr(hopper, "fits", lambda *arguments: False)
     for t in LENGTHS:
-        # The second call has fewer keys than the queries could see.
+        # All keys that the queries could see, or about half of them.
         for n in {max(4, (t - 32) // 16 + 1), max(4, t // 32)}:
             given = drawn(t, hq, h, batches, dtype, n)
             got = score(*given)
@@ -60,7 +61,7 @@ def test_it_is_the_kernel_in_triton(dtype, hq, h, batches, monkeypatch):
 
 
 def test_rows_behind_the_reach_of_32_bits(monkeypatch):
-    """Scores are more than 2^31 elements: the last queries alone are looked at."""
+    """Scores have more than 2^31 elements. The last 4,096 queries' scores are compared."""
     t, h = 131072 + 64, 8
     if torch.cuda.mem_get_info()[0] < 32 << 30:
         pytest.skip("needs 32 GiB")
@@ -74,8 +75,7 @@ def test_rows_behind_the_reach_of_32_bits(monkeypatch):
 
 
 def test_all_blocks_are_cleared_first_where_they_are_asked_for(monkeypatch):
-    """Scores are also cleared in replayed calls, whose memory is not allocated by torch tensor by
-    tensor."""
+    """Replayed calls must also clear scores: torch does not allocate their tensors one by one."""
     q, k, _ = drawn(8192, 16, 2, 1, torch.bfloat16, 511)
     k = k.contiguous()
     assert hopper.fits(q, k, BAND, 64)

@@ -1,5 +1,5 @@
-"""``parallel_nsa`` by flash-linear-attention's names: its definition in float64, and its own
-reference where that is installed."""
+"""``parallel_nsa``, with flash-linear-attention's names, against its definition in float64 and, if
+fla-core is installed, against fla-core's reference."""
 
 import inspect
 from itertools import pairwise
@@ -25,7 +25,7 @@ def draw(t, b=1, heads=4):
 
 
 def blocks(t, slots=2):
-    """int64 [1, T, 2, slots]: different ones up to each query's own, -1 among them."""
+    """Draw int64 [1, T, 2, slots]: for each query, different blocks up to its own, or -1."""
     generator = torch.Generator().manual_seed(t)
     keys = torch.rand(1, t, 2, -(-t // SIZE), generator=generator)
     own = (torch.arange(t) // SIZE)[:, None, None]
@@ -34,8 +34,8 @@ def blocks(t, slots=2):
 
 
 def of_one(given, slots, counts, window, scale):
-    """[1, T, HQ, Dv] of one sequence, tensors [1, T, ...] in float64. ``slots`` [1, T, H, S] or
-    None; ``counts`` a number or [1, T, H]."""
+    """Compute [1, T, HQ, Dv] of one sequence from float64 tensors [1, T, ...]. ``slots``, the
+    chosen blocks, is [1, T, H, S] or None; ``counts`` is a number or [1, T, H]."""
     q, k, v = (given[name] for name in "qkv")
     t, sizes = q.shape[1], {"block": SIZE, "stride": SIZE}
     k_cmp, v_cmp = (mean(x, **sizes) for x in (k, v))
@@ -59,8 +59,7 @@ def of_one(given, slots, counts, window, scale):
 
 
 def definition(given, **says):
-    """The expected result of ``parallel_nsa`` in float64, for each row of a batch and each sequence
-    alone."""
+    """Compute ``parallel_nsa`` in float64, one row of the batch and one sequence at a time."""
     b, t = given["q"].shape[:2]
     window, counts = says.get("window_size", 0), says.get("block_counts", 16)
     slots, cu = says.get("block_indices"), says.get("cu_seqlens")
@@ -137,7 +136,7 @@ def test_16_bits_keep_their_dtype_beside_other_gates():
 
 
 def test_indices_beyond_32_bits_select_nothing():
-    """Cut to int32, the smallest number of int64 was block 0."""
+    """Cut to int32, -(2**63) and 2**32 would be block 0."""
     q, k, v = (draw(17)[name] for name in "qkv")
     far = torch.tensor([-(2**63), 2**63 - 1, 2**32], device=DEVICE).expand(1, 17, 2, 3)
     out = parallel_nsa(q, k, v, block_indices=far, block_size=SIZE)
@@ -186,7 +185,8 @@ def test_what_does_not_fit_is_refused_by_one_sentence(says, error, word):
 
 
 def theirs():
-    """fla-core's reference, or a skip; it is imported here since it warns of a missing GPU."""
+    """Return fla-core's reference, or skip the test. Importing the reference warns of a missing
+    GPU."""
     pytest.importorskip("einops", reason="needs fla-core and einops")
     return pytest.importorskip("fla.ops.nsa.naive", reason="needs fla-core and einops")
 
@@ -202,7 +202,7 @@ def test_the_signature_is_fla_cores():
 
 
 def test_it_is_what_fla_cores_reference_gives():
-    """Its groups are of 16 heads or more; the means it takes by a kernel of its own."""
+    """The reference needs groups of at least 16 heads, and takes the means as arguments."""
     naive = theirs()
     given = draw(70, heads=32)
     q, k, v, gates = given["q"], given["k"], given["v"], (given["g_cmp"], given["g_slc"])

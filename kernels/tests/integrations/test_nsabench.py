@@ -1,4 +1,4 @@
-"""What the bench plans of the kernels' own implementations."""
+"""Which of the kernels' own implementations nsabench plans."""
 
 from nsabench.model.vocabulary import Direction
 from nsabench.running.planner import make_plan

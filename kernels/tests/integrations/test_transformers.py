@@ -1,4 +1,4 @@
-"""A tiny model of Transformers trains, prefills and decodes by NSA, and says what it cannot do."""
+"""A tiny model of Transformers trains, prefills and decodes with NSA, or says what it cannot do."""
 
 import importlib.util
 import inspect
@@ -16,7 +16,7 @@ transformers = pytest.importorskip(
 import safetensors.torch  # noqa: E402
 from nsa_kernels.integrations import transformers as adapter  # noqa: E402
 
-# Versions of Transformers call it by one name or the other, and pass over what they do not know.
+# The cache has one of two argument names. Transformers ignores unknown names.
 NAMED = inspect.signature(transformers.LlamaModel.forward).parameters
 CACHE = "cache" if "cache" in NAMED else "past_key_values"
 SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 3, "window": 6}
@@ -53,7 +53,7 @@ def tensors(t, b=2):
 
 
 def by_definition(q, k, v, gates):
-    """[B, T, HQ, Dv] of [B, heads, T, D] in float64, of a third a branch where gates are None."""
+    """Compute NSA [B, T, HQ, Dv] of [B, heads, T, D] in float64. Gates are 1/3 unless given."""
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
     means = [x.unfold(1, 8, 4).mean(-1) for x in (k, v)]
     weights = q.new_tensor(gates or [1 / 3] * 3).expand(*q.shape[:3], 3)
@@ -120,7 +120,7 @@ def test_tensors_of_two_dtypes_are_computed_in_that_of_the_values():
 
 def test_generation_with_the_models_cache_is_that_without():
     of, x = model(gates=True).eval(), ids(15, b=2)
-    with torch.no_grad():  # gates that hang on the token
+    with torch.no_grad():  # gates that depend on the token
         of.model.layers[0].self_attn.nsa_gates.weight.normal_()
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     told = {"output_logits": True, "return_dict_in_generate": True}
@@ -147,7 +147,7 @@ def test_packed_sequences_are_those_alone_and_must_be_told():
         with pytest.raises(ValueError, match=SAYS + "a mask beyond causality.*cu_seq_lens_q"):
             of(**batch, use_cache=False)
         with pytest.raises(ValueError, match=SAYS + "position_ids that do not .*cu_seq_lens_q"):
-            of(**batch)  # with a cache, as by default, no mask tells that they are packed
+            of(**batch)  # with the default cache, no mask shows that they are packed
 
 
 def test_positions_are_read_again_when_they_changed():
