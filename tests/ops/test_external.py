@@ -1,4 +1,4 @@
-"""Ops that do not ship: found, bound to their file, and refused with a sentence."""
+"""Ops that do not ship with nsabench: how they are found and bound to their file, or refused."""
 
 import subprocess
 import sys
@@ -153,7 +153,7 @@ def test_a_run_is_read_with_the_op_that_it_was_made_with(tmp_path):
 
 
 def with_package(folder, points, name="some-ops"):
-    """Code that puts a distribution with these entry points of ops on the path."""
+    """Write a package with these entry points for ops. Return code that puts it on the path."""
     package = folder / name / name.replace("-", "_")
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -208,7 +208,7 @@ def test_an_entry_point_takes_no_name_of_another_op(tmp_path):
 
 
 def namesakes(folder):
-    """A file of kernels and one of an op, of one name."""
+    """Write a file of kernels and a file of an op, both named `mine.py`. Return their paths."""
     for part, text in (("a", "# kernels\n"), ("b", RMSNORM.read_text())):
         (folder / part).mkdir()
         (folder / part / "mine.py").write_text(text)

@@ -1,5 +1,5 @@
-"""NSA with and without a window: the oracle against the definition, the draws,
-the queries that it samples, and the work."""
+"""NSA attention with and without a window: the oracle against the definition, the queries that the
+oracle samples, draws, and work."""
 
 import hashlib
 import subprocess
@@ -20,7 +20,7 @@ from nsabench.ops._nsa_equations import LEAST_SCORE, OF_ONE_KEY, RESOLVED
 SIZES = {"HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2, "block_size": 8}
 SIZES |= {"n_selected": 4, "window": 5}
 OP, WITHOUT = nsa_attention.OP, nsa_without_window.OP
-LONG = 4096 + 7  # tokens, of which an oracle computes a sample
+LONG = 4096 + 7  # tokens; an oracle computes a sample of them
 
 
 def drawn(dtype=DType.FLOAT32, distribution="dense", op="nsa_attention", **sizes):
@@ -31,13 +31,13 @@ def drawn(dtype=DType.FLOAT32, distribution="dense", op="nsa_attention", **sizes
 
 
 def attend(q, k):
-    """The weights of one query on its keys."""
+    """Return the softmax weights of one query on its keys."""
     return torch.softmax(k @ q * q.shape[0] ** -0.5, 0)
 
 
 def by_hand(inputs, x, row, t, head):
-    """The gated sum of a query, token by token, as section 3.3 of the paper has it; the op without
-    a window has whole blocks for compressed keys."""
+    """Return the gated sum of one query by section 3.3 of the paper. In the op without a window, a
+    compressed key is the mean of a selection block."""
     o, group = inputs.options, x["q"].shape[2] // x["k"].shape[2]
     size = o["block_size"]
     length, stride = o.get("block", size), o.get("stride", size)
@@ -98,14 +98,14 @@ def test_rounding_decides_no_selection_of_drawn_inputs(op, dtype, tokens):
 
 
 def sample(op, inputs):
-    """Return the tokens that an oracle has computed."""
+    """Return the tokens whose outputs the oracle computes."""
     return ops.compared(op.oracle(inputs))[0, :, 0].nonzero().flatten()
 
 
 def test_a_query_with_equal_scores_is_undecided():
-    """Two blocks of the same keys have the same scores: which is chosen is the toss of a coin."""
+    """Blocks of equal keys have equal scores: rounding decides which is chosen."""
     _, inputs = drawn(DType.BFLOAT16, B=1)
-    inputs.tensors["k"][:, 6:34] = inputs.tensors["k"][:, 6:7]  # of blocks 1 to 3
+    inputs.tensors["k"][:, 6:34] = inputs.tensors["k"][:, 6:7]  # all keys of blocks 1 to 3
     tokens = {t for _, some, _ in OP.undecided(inputs, torch.arange(60)) for t in some.tolist()}
     assert min(tokens) >= 32  # four blocks or fewer are all selected
     assert {*range(40, 48)} <= tokens
@@ -135,7 +135,7 @@ for tensor in (*inputs.tensors.values(), op.draw_grad(inputs, 5)):
 
 
 def test_processes_that_share_nothing_draw_the_same_inputs_and_gradient():
-    """A worker and the checker may begin apart, and each draws for itself."""
+    """The worker and the checker draw inputs independently."""
     elsewhere = subprocess.check_output([sys.executable, "-c", DRAW], text=True).split()
     _, inputs = drawn(DType.BFLOAT16, B=1, T=LONG)
     here = (*inputs.tensors.values(), OP.draw_grad(inputs, 5))
@@ -157,13 +157,13 @@ def test_gradients_of_queries_that_are_not_sampled_do_not_reach_the_others(op, d
     some = differentiated.gradients(inputs, grad_out)
     monkeypatch.setattr(_sequences, "MOST_COMPUTED", 1000)
     every = differentiated.gradients(inputs, grad_out)
-    # How many more queries there are to a sampled one in the longest case that ships.
+    # In the longest shipped case, a sampled query stands for so many times more queries than here.
     more_at_most = (131072 / 256) / (300 / 40)
     for name in ("k", "v"):
         off = float((some[name] - every[name]).norm() / every[name].norm())
         assert 0 < off * more_at_most**0.5 < EPSILON[dtype] / 4
     rows = ops.compared(some["q"])
-    # Sums in float64, but in an order that depends on the queries beside one.
+    # The order of these float64 sums depends on which queries are computed together.
     assert (some["q"][rows] - every["q"][rows]).abs().max() < 1e-15 * every["q"].abs().max()
 
 
@@ -199,7 +199,7 @@ def test_without_a_window_there_are_two_gates_and_the_work_of_two_branches():
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 def test_scores_of_one_rounded_key_are_off_by_less_than_tells_them_apart(dtype):
-    """As kernels compute them: keys rounded to the format, and queries once they are scaled."""
+    """As in kernels, keys and scaled queries are rounded to the dtype."""
     sizes = {"B": 1, "T": 2048, "HQ": 16, "H": 1, "D": 128, "Dv": 128}
     _, inputs = drawn(dtype, op=WITHOUT.name, **sizes, block_size=64, n_selected=16)
     q, k = inputs.tensors["q"][0, ::4], inputs.tensors["k"][0, :, 0]

@@ -1,4 +1,4 @@
-"""The ops: oracles against a second, slower way to say the same, and what draws promise."""
+"""The ops: oracles against slower definitions, and what draws promise."""
 
 import itertools
 import tracemalloc
@@ -52,7 +52,7 @@ def drawn(name, distribution, seed=3):
 
 
 def attend(q, k, v, scale):
-    """One head, one query, by the definition: no library softmax."""
+    """Attend with one query of one head by the definition, without a library's softmax."""
     if not len(k):
         return torch.zeros(v.shape[1], dtype=torch.float64)
     logits = [float(torch.dot(q.double(), key.double())) * scale for key in k]
@@ -61,7 +61,7 @@ def attend(q, k, v, scale):
 
 
 def place_of(name, inputs, index):
-    """Where in k and v the keys of the query at this index of q lie."""
+    """Return the index into k and v of the keys that the query at this index of q sees."""
     t = inputs.tensors
     if name == "selection_rows":
         return (index[0],)
@@ -111,7 +111,7 @@ def keys_of(name, inputs, index):
 
 
 def chosen_blocks(inputs, b, h):
-    """Return the blocks of a decode step that stand out, and those that are always selected."""
+    """Return the selected blocks of a decode step: those of large keys, and the forced ones."""
     k_cmp, sizes = inputs.tensors["k_cmp"][b, h].double(), inputs.options["sizes"]
     blocks = -(-inputs.tensors["k"].shape[2] // sizes.block_size)
     loud = (k_cmp.norm(dim=-1) > 10).nonzero().flatten().tolist()
@@ -119,7 +119,7 @@ def chosen_blocks(inputs, b, h):
 
 
 def decode_by_branches(inputs, index):
-    """The gated sum of the branches, each by the definition."""
+    """Return the gated sum of the branches, each computed by the definition."""
     t, sizes = inputs.tensors, inputs.options["sizes"]
     b, h = index[0], index[1] // (t["q"].shape[1] // t["k"].shape[1])
     tokens, chosen = t["k"].shape[2], chosen_blocks(inputs, b, h)
@@ -154,7 +154,7 @@ def test_the_oracle_is_the_definition(name, distribution):
 
 @pytest.mark.parametrize(("name", "distribution"), EVERY)
 def test_the_work_and_the_shapes_do_not_depend_on_the_seed(name, distribution):
-    """Values are exchanged between sets in place, and one time stands for all of them."""
+    """Sets of inputs are exchanged in place while a case is timed, so all need the same work."""
     op, shape, first = drawn(name, distribution, 3)
     _, _, second = drawn(name, distribution, 4)
     assert [t.shape for t in first.tensors.values()] == [t.shape for t in second.tensors.values()]
@@ -223,7 +223,7 @@ def test_spans_select_as_many_keys_as_asked_and_their_work_is_counted(
 
 
 def test_the_work_of_many_keys_takes_little_memory():
-    """65536 queries over 65536 keys: a mask of them would have 4 G entries."""
+    """A mask of 65,536 queries by 65,536 keys would have 2^32 entries."""
     op = ops.get("selection_ranges")
     sizes = {"B": 1, "S": 65536, "G": 1, "H": 4, "D": 64, "S_kv": 65536, "n_spans": 4, "L": 1024}
     shape = op.shape_model.model_validate(sizes)
@@ -267,7 +267,7 @@ BACKWARD = [(n, d) for n, d in OF_KEYS if Direction.BACKWARD in ops.get(n).direc
 
 @pytest.mark.parametrize(("name", "distribution"), BACKWARD)
 def test_the_gradients_are_those_of_the_definition(name, distribution):
-    """Against autograd through one softmax a query, over the keys it selects."""
+    """The definition is autograd through one softmax for each query, over the keys it selects."""
     op, _, inputs = drawn(name, distribution)
     leaves = {
         n: t.double().requires_grad_() if n in op.differentiable else t
@@ -309,7 +309,7 @@ def test_blocks_are_chosen_once_among_the_visible_and_the_forced_are_there(distr
         assert len(set(given)) == len(given) == min(own[token, head] + 1, 7)
         assert given[-1] == own[token, head] and given[0] == 0
         assert own[token, head] == 0 or given[-2] == own[token, head] - 1
-    # Absent ones stand anywhere in a row.
+    # -1, for no block, may be at any place of a row.
     absent = (found == -1).any((0, 1))
     assert absent.all()
 
@@ -319,7 +319,7 @@ def test_what_tells_the_distributions_of_blocks_apart():
         return blocks(distribution, B=1, T=4096, S=8)[1].tensors["block_indices"][0, :, 0].numpy()
 
     def agree(found):
-        """How much of a query's choice its neighbour shares."""
+        """Return the mean share of 8 blocks that a query has in common with the next query."""
         pairs = itertools.pairwise(found[2000:3001])
         return float(np.mean([len({*a} & {*b}) / 8 for a, b in pairs]))
 
@@ -350,7 +350,7 @@ def test_packed_sequences_are_unequal_and_one_is_a_single_token():
 
 @pytest.mark.parametrize(("S", "reads"), [(128, 7 + 128 + 128), (131072, 8191 + 1024 + 512)])
 def test_a_decode_step_reads_what_the_paper_says(S, reads):
-    """num_cmp(S) + n * l' + min(w, S), no more blocks than there are."""
+    """The paper has num_cmp(S) + n * l' + min(w, S). n is at most the number of blocks."""
     sizes = {"B": 1, "S": S, "HQ": 16, "H": 1, "D": 64, "block": 32, "stride": 16}
     sizes |= {"block_size": 64, "n_selected": 16, "window": 512}
     shape = ops.get("decode_step").shape_model.model_validate(sizes)
@@ -371,7 +371,7 @@ def test_a_decode_step_computes_what_its_branches_do():
     [(130, 4, 32), (130, 16, 32), (500, 4, 5), (500, 4, 200), (500, 8, 500), (500, 40, 900)],
 )
 def test_a_decode_step_reads_a_token_once_that_two_branches_need(S, n_selected, window):
-    """Chosen blocks, wherever they are, and the window: the exact union of their tokens."""
+    """The step reads the union of the tokens of the chosen blocks and of the window."""
     op = ops.get("decode_step")
     sizes = {"B": 3, "S": S, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 8, "stride": 4}
     sizes |= {"block_size": 16, "n_selected": n_selected, "window": window}

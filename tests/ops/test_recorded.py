@@ -1,4 +1,4 @@
-"""A model learns, its layers' choices of blocks are recorded, and a case draws them."""
+"""A model is trained, its layers' choices of blocks are recorded, and a case draws them."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_a_row_without_its_forced_blocks_is_no_recording(selection):
 
 
 def test_what_is_drawn_is_what_was_recorded():
-    """Heads are taken in a circle from one that the seed chooses."""
+    """Recorded heads are used in turn, beginning with one that the seed chooses."""
     shipped, tokens = read_recording(), 2048
     assert shipped.chosen.shape[:2] == (8, 16384)
     assert "of the library of Python" in shipped.made

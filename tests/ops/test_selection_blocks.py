@@ -22,7 +22,7 @@ def test_queries_without_keys_have_zeros_where_nobody_has_one():
 
 
 def test_a_query_with_all_its_weight_on_one_key_has_no_gradient():
-    """The gradient is exactly zero: a typical row of pure noise cannot be a reference for other
+    """The gradient must be exactly 0: rounding noise would be a useless reference for other
     rows."""
     inputs = drawn(T=200, S=3)
     inputs.tensors["q"] *= 1e4
@@ -37,7 +37,7 @@ def test_a_query_with_all_its_weight_on_one_key_has_no_gradient():
 
 def test_keys_that_nobody_chose_are_not_read():
     inputs = drawn(T=130, S=2)
-    inputs.tensors["block_indices"].clamp_(max=1)  # the last block has two keys
+    inputs.tensors["block_indices"].clamp_(max=1)  # nothing selects the last block
     wanted = OP.oracle(inputs)
     for name in ("k", "v"):
         inputs.tensors[name][:, 128:] = float("nan")

@@ -1,4 +1,4 @@
-"""Wherever a ratio stands that says what a mask costs, it says so."""
+"""Every output marks ratios that show what a mask costs."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def test_a_comparison(runs):
 
 @pytest.mark.parametrize(("device", "said"), [(1.5, False), (4.0, True)])
 def test_the_legend_of_a_report(tmp_path, device, said):
-    """It explains the mark of cells, which are of one regime."""
+    """Cells show the regime `device`, so the legend explains marks of this regime only."""
     made = Made(kind=Kind.GENERAL, ratio=lambda _: device, queue_ratio=lambda _: 4.0)
     facts = Facts.read(make_run(tmp_path / "run", made))
     assert all(r.caution for r in facts.candidates)

@@ -1,5 +1,5 @@
-"""Text from elsewhere is text: a corpus of what outputs would obey, in every field of a run that
-holds text, rendered by every output."""
+"""Foreign text stays text: every output renders a run whose text fields all hold markup and control
+characters."""
 
 import base64
 import gzip
@@ -35,8 +35,7 @@ CORPUS = (
     "one\rtwo\ntwo\tthree\u2028four\x85five",
 )
 ALL = " ".join(CORPUS)
-# Characters that are invisible or look like others. Line ends and tabs also come from the output
-# itself.
+# Characters that are invisible or look like others, except line ends and tabs, which outputs write.
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0d\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
     "\U000e0000-\U000e007f]"
@@ -71,7 +70,7 @@ def hostile(tmp_path_factory):
             try:
                 Environment.model_validate(environment)
                 changed += 1
-            except ValidationError:  # a word of a vocabulary, or a time
+            except ValidationError:  # one of a fixed set of words, or a time
                 holder[key] = before
         assert changed > 20
         (folder / "environment.json").write_text(json.dumps(environment))
@@ -156,7 +155,7 @@ def test_nothing_is_obeyed(hostile, render):
 def test_a_page_shows_text_only(hostile):
     pytest.importorskip("vl_convert")
     html = pages(hostile)
-    # The bundle of scripts is ours, and may hold any character.
+    # The page's own scripts may hold any character.
     ours = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     found = INVISIBLE.search(ours)
     assert found is None, repr(ours[max(found.start() - 60, 0) : found.end() + 20])
@@ -172,7 +171,7 @@ def test_a_page_shows_text_only(hostile):
 def test_in_markdown_nothing_is_live(hostile):
     text = as_markdown(hostile)
     unfenced = re.sub(r"(?ms)^(`{3,}).*?^\1", "", text)
-    unescaped = re.sub(r"\\[^\w\s]", "", unfenced)  # what is escaped is not obeyed
+    unescaped = re.sub(r"\\[^\w\s]", "", unfenced)  # escaped characters are text
     plain = re.sub(r"`[^`\n]*`", "", unescaped)
     for live in ("<", "http://", "www.", "@everyone", ":smiley:", ":100:", "*b*", "~~", "](", "`"):
         assert live not in plain, (live, plain[max(plain.find(live) - 80, 0) :][:160])

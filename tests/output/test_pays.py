@@ -1,4 +1,4 @@
-"""From which length on an op pays, wherever a reader meets it: the same in all places."""
+"""All outputs agree from which length an op pays."""
 
 import json
 import re
@@ -25,7 +25,7 @@ timing: {warmup_s: 0.005, stopping: {kind: fixed_count, rounds: 8}}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with an alternative, on this CPU, and what the terminal said of it."""
+    """Measure an op and an alternative on this CPU. Return the run and the terminal's output."""
     folder = tmp_path_factory.mktemp("pays")
     (folder / "m.yaml").write_text(MATRIX)
     words = ("--device", "cpu", "--timing", "full", "--out", folder / "run")

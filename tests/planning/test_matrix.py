@@ -1,4 +1,4 @@
-"""Matrices: what they span, what is said of a bad one, and how the command line narrows them."""
+"""Matrices: the cases they span, the errors of bad ones, and how the command line narrows them."""
 
 import csv
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_a_file_may_hold_several_matrices(tmp_path):
 
 
 def test_a_shipped_case_shows_who_counts_a_repeated_block_twice():
-    """Where all blocks of a row are given as often, the weights stay the same."""
+    """If all blocks of a row are repeated equally often, counting the repeats changes no weight."""
     cases = [
         case
         for loaded in matrix.load(shipped_matrices()["selection_edge"])

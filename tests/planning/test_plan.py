@@ -58,7 +58,7 @@ def deal(cases, count, filled=None):
     return [share(cases, f"{i}/{count}") for i in range(1, 1 + (filled or count))]
 
 
-# Series of so many cases, each of two to the power of so many rows.
+# For each series: the number of its cases, and the binary logarithm of their rows.
 SERIES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=12)
 
 
@@ -84,13 +84,13 @@ def test_shards_are_a_partition_into_whole_series_in_balance(series, shards):
         assert part == [c for c in cases if c in part]  # in the order of the plan
     costs = [[estimate_s(c) for c in cases if c.case.shape["H"] == h] for h in heads_of(cases)]
     longest = max(sum(map(estimate_s, part)) for part in parts)
-    # Dealt by the dearest first, no shard is over the mean by more than one series.
+    # The costliest series are dealt first, so no shard exceeds the mean by more than one series.
     at_most = sum(map(sum, costs)) / len(parts) + max(map(sum, costs))
     assert longest <= 1.02 * at_most + 1e-4
 
 
 def test_a_series_of_much_work_has_a_shard_of_its_own():
-    """Four series of as many cases, of which one takes as long as the others together."""
+    """One of four series takes as long as the others together."""
     cases = [planned_case(series, n) for series in range(4) for n in range(2)]
     heavy = [planned_case(0, 256 * (1 + n) - 1, 1 << 24) for n in range(2)]
     assert [*map(heads_of, deal(cases, 2))] == [{1, 4}, {2, 3}]
@@ -98,9 +98,7 @@ def test_a_series_of_much_work_has_a_shard_of_its_own():
 
 
 def test_controls_do_not_outweigh_the_work_of_a_case():
-    """Two shards of a plan of dense rows and block selection must take about the same time. On an
-    H200 a case took 2.8 s for rows, with sixteen implementations on average, and 8.9 s for
-    blocks."""
+    """Cases of rows have a lower estimate than cases of blocks, even with more implementations."""
     means = []
     for name, implementations in (("selection_rows", 16), ("selection_blocks", 15)):
         cases = [
@@ -128,7 +126,7 @@ def test_all_shards_of_a_plan_name_one_canary_that_runs_there(tmp_path):
 
 
 def test_controls_watch_the_least_and_the_most_work_of_each_width(tmp_path):
-    """The two formats of two bytes are one: what catches a control there is the same."""
+    """float16 and bfloat16 count as one width: the same check catches a control in both."""
     made = resolved(tmp_path, ROWS.replace("float32]", "bfloat16, float32]"))
     watched = {
         (c.case.dtype, c.case.shape["L"]) for c in made.cases if "trick" in c.implementations
@@ -190,7 +188,7 @@ def test_controls_stay_where_the_baseline_that_they_wrap_is_measured(tmp_path):
     lengths = "[8, 16, 24, 32]"
     short = ROWS.replace(lengths, "[8, 16]")
     long = ROWS.replace(lengths, "32") + "implementations: {skip: [quick, slow, own]}\n"
-    for wraps in ("quick", ""):  # most say nothing of what they compute by
+    for wraps in ("quick", ""):  # most controls do not say what they wrap
         made = resolved(tmp_path, f"{short}---\n{long}", wraps=wraps)
         assert {c.case.shape["L"] for c in made.cases} == {8, 16, 32}
         watched = {c.case.shape["L"] for c in made.cases if "trick" in c.implementations}
@@ -213,7 +211,7 @@ def test_a_case_of_two_matrices_is_measured_once_as_the_first_says(tmp_path):
 
 
 def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path):
-    """Not the same case twice, of which the second is dropped: `decode.yaml` asks for both."""
+    """`decode.yaml` asks for both. If they were the same case, the second would be dropped."""
     made = resolved(tmp_path, f"{ROWS}---\n{ROWS}timing: {{mode: graph}}\n")
     calls, replays = made.cases[:8], made.cases[8:]
     assert len({planned.id for planned in made.cases}) == 16
@@ -234,7 +232,7 @@ def test_a_plan_is_the_bytes_it_was_written_with(tmp_path):
     for old, new in (('"mae": 0.001', '"mae": 0.1'), ('"width": 0.01', '"width": 0.5')):
         assert old in text
         path.write_text(text.replace(old, new, 1))
-        altered = Plan.read(path)  # no part of an id: nothing else would notice
+        altered = Plan.read(path)  # no id depends on what was altered
         assert altered.sha256 != made.sha256
 
 

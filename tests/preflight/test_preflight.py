@@ -59,8 +59,8 @@ def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
 
 
 def test_cases_that_once_ended_the_compiler_compile(tmp_path):
-    """ptxas crashed over loops without a step, which a constant of one key leaves. Operators of
-    torch called themselves without end on tensors of a large backward, which have no memory."""
+    """ptxas can crash at loops without a step, which one key leaves. Operators of torch can call
+    themselves without end on the memoryless tensors of a large backward."""
     matrix = (
         "op: compressed\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
         "include:\n- {B: 1, T: 32, HQ: 1, H: 1, D: 16, block: 32, stride: 16}\n"
@@ -170,7 +170,7 @@ def test_only_changed_kernels_are_compiled_again(tmp_path, monkeypatch):
     kept = cubins()
     assert len(kept) == 2
     assert compile_kernels(source) == first and cubins() == kept
-    # One kernel calls the function that changes.
+    # Only one of the kernels calls the function that changes.
     compile_kernels(source.replace("x * 2.0", "x * x"))
     assert kept.items() <= cubins().items() and len(cubins()) == 3
 

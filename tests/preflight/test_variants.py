@@ -1,4 +1,4 @@
-"""The number of variants of a kernel for sequences of many lengths, and of many chosen blocks.
+"""How many variants of a kernel are compiled for several lengths and numbers of chosen blocks.
 
 As a program, it prints that number for each kernel, and the alignments of the kernels' lists.
 """
@@ -14,7 +14,7 @@ from nsabench.model.vocabulary import DType
 from nsabench.preflight import record, targets
 from tests.checking import a_case
 
-# Tokens, of one size of work items and in several chunks, and the blocks that a query chooses.
+# Tokens, and the blocks that a query chooses. Work items have one size, and chunks are several.
 CASES = ((40_001, 16), (41_777, 16), (40_001, 64))
 LISTED = ("forward_kernel", "backward_kernel", "spill_kernel")
 SIZES = {"B": 1, "HQ": 16, "H": 1, "D": 128, "Dv": 128, "block": 32, "stride": 16}
@@ -36,9 +36,9 @@ def main():
 
 
 def test_block_selection_compiles_once_for_all_lengths():
-    """Lists begin at any address. A variant for each alignment would make up to eight of them. The
-    time to compile must not grow with the blocks that a query chooses either."""
-    # Launches are recorded, which the interpreter does not do.
+    """Lists begin at any address. Neither their alignment nor the number of blocks that a query
+    chooses may add variants."""
+    # The program records launches, which the interpreter cannot do.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", __name__],

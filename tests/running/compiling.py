@@ -1,4 +1,4 @@
-"""Implementations that compile, and some that do not get so far, for `--kernels`."""
+"""Implementations for `--kernels` that pretend to compile, or do not get so far."""
 
 import os
 import time
@@ -28,7 +28,7 @@ def registered(call):
 
 @registered
 def compiles(length):
-    """For each length once, into the cache."""
+    """Take time and write a file into the cache, once for each length."""
     kernel = Path(os.environ["TRITON_CACHE_DIR"]) / f"of_{length}"
     if not kernel.exists():
         time.sleep(COMPILES_S)
@@ -37,7 +37,7 @@ def compiles(length):
 
 @registered
 def waits_for_the_other(length):
-    """Until it is called on a second length, by another process."""
+    """Wait until another process calls this on a second length."""
     own = Path(os.environ["TMPDIR"])
     (own / f"begun_{length}").touch()
     while len(list(own.glob("begun_*"))) < 2:

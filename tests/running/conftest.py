@@ -19,7 +19,7 @@ def plan_of_cases(*implementations, lengths=(), timeout_s=3.0, kernels=HOSTILE):
             "selection_rows",
             {"N": 4, "H": 2, "D": 32, "Dv": 32, "L": length},
             timeout_s=timeout_s,
-            timing=rounds(12),  # a count and no time: the machine may be busy
+            timing=rounds(12),  # a number of rounds, not a time: the machine may be busy
         )
         planned.append(PlannedCase(id=case.id, case=case, implementations=tuple(names)))
     return plan_of(kernels, planned)

@@ -25,7 +25,7 @@ def honest(q, k, v, sm_scale):
 
 
 def hostile(call):
-    """Register `call(q, k, v)`; what it returns, if anything, is the output."""
+    """Register `call(q, k, v)`, which returns the output, or None for the right output."""
 
     @implementation(op="selection_rows", name=call.__name__, devices=("cuda", "cpu"))
     def run(q, k, v, *, sm_scale):
@@ -43,7 +43,7 @@ def well_behaved(q, k, v):
 @hostile
 def loop_in_c_that_ignores_term(q, k, v):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctypes.CDLL(None).pause()  # with the GIL released, as a kernel launch would
+    ctypes.CDLL(None).pause()  # with the GIL released, as in a kernel launch
     while True:
         ctypes.PyDLL(None).pause()  # with the GIL held
 
@@ -153,7 +153,7 @@ def dies_only_when_timed(q, k, v):
 
 
 def forge(line):
-    """Write a line on whatever descriptor leads to the supervisor."""
+    """Write a line to every pipe, one of which leads to the supervisor."""
     for fd in range(3, 64):
         try:
             if str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("pipe:"):
@@ -163,8 +163,7 @@ def forge(line):
 
 
 def nonce():
-    """Find the secret that the worker signs its answers with, as an author can if they know the
-    bench."""
+    """Find the secret with which the worker signs its answers, as code that knows nsabench can."""
     gc.unfreeze()
     [channel] = [o for o in gc.get_objects() if type(o).__name__ == "Channel"]
     return channel._nonce + b" "
@@ -210,7 +209,7 @@ delivering("delivers_for_another_op", "delivers_for_another_op", "decode_dense")
 delivering("delivers_for_a_stranger", "somebody")
 
 
-@cache  # it looks through all objects, and every call of the kernel would
+@cache  # once, because it looks through all objects
 def refuse_behind_the_answer():
     gc.unfreeze()
     [channel] = [o for o in gc.get_objects() if type(o).__name__ == "Channel"]
@@ -229,7 +228,8 @@ def refuses_the_next_case(q, k, v):
 
 
 def in_place_of_the_compiler(reset):
-    """The worker resets what torch compiled before the next case, if it compiled anything."""
+    """Replace torch's compiler. The worker resets it before the next case if it compiled
+    anything."""
     sys.modules["torch._dynamo"] = SimpleNamespace(reset=reset)
     sys.modules["torch._dynamo.convert_frame"] = SimpleNamespace(FRAME_COUNTER=1)
 

@@ -1,4 +1,4 @@
-"""Kernels are compiled ahead where workers find them, and nothing else comes of it."""
+"""Kernels are compiled ahead into caches that workers use, without other effects."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ from tests.runs import log_of
 
 KERNELS = Path(compiling.__file__)
 LENGTHS = (16, 32, 64, 128)
-CALLED = {*LENGTHS, 63, 65}  # with probes
+CALLED = {*LENGTHS, 63, 65}  # with lengths of probes
 ROOM = 80 << 30
 
 
@@ -47,7 +47,7 @@ def calls(ahead, *, clean=False):
 
 
 def aside(ahead, *, clean):
-    """Where lies what was compiled."""
+    """Return the folder of what was compiled ahead."""
     return ahead._aside[clean].name + "/scratch"
 
 
@@ -73,11 +73,11 @@ def test_families_are_called_at_once(begun):
     plan = plan.model_copy(update={"cases": [small, other]})
     done.call(cells(plan), 2, ROOM, print)
     assert {case_id for case_id, _ in done.first_s} == {small.id, case.id}
-    assert min(done.first_s.values()) > 0  # it was ended in neither
+    assert min(done.first_s.values()) > 0  # neither call failed
 
 
 def test_of_one_family_nobody_is_called_beside_the_first(begun):
-    """They would compile the same kernels, both."""
+    """Two calls at once would both compile the same kernels."""
     plan, done = begun(["compiles"], lengths=LENGTHS, timeout_s=30)
     [family] = cells(plan)[False]
     assert [call.case.shape["L"] for call in family] == [*LENGTHS]
@@ -95,7 +95,7 @@ def test_only_the_shortest_case_of_a_series_is_compiled_with_its_probes(begun):
 
 
 def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan):
-    """It need not be one of the shard's own."""
+    """The canary need not be one of the shard's cases."""
     whole = make_plan(["compiles"], lengths=(16, 32))
     canary, own = whole.cases
     shard = whole.model_copy(update={"cases": [own], "canary": canary})
@@ -114,7 +114,7 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(begu
     began = time.monotonic()
     for look in range(2):
         with main_pass.executor_of(plan, tmp_path / "run") as executor:
-            executor.worker.describe()  # a worker that began with nothing
+            executor.worker.describe()  # start the worker, without compiled kernels
             ahead.lend(executor, "files")
             answer = executor.run(job)
             assert isinstance(answer, Measured)
@@ -176,7 +176,7 @@ def test_an_interrupt_ends_all_processes(begun, monkeypatch):
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         ahead.call(cells(plan), 1, ROOM, print)
-    assert time.monotonic() - began < 60  # 600 without
+    assert time.monotonic() - began < 60  # the time limit is 600 s
     assert leftovers() == []
 
 
@@ -194,7 +194,7 @@ def test_a_cpu_compiles_nothing_ahead(begun):
         (1, 16, 128, 8, 4),
         (1, 16, 128, 0, 0),
         (1, 64, 128, 80, compilation.MOST_PROCESSES),
-        (1, 64, 32, 80, 10),  # as beside a GPU of a desktop
+        (1, 64, 32, 80, 10),  # as on a desktop
         (1, 64, None, 80, compilation.MOST_PROCESSES),
         (5, 16, 128, 80, 2),
         (5, 64, 32, 80, 2),
@@ -211,7 +211,7 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
 
 
 def test_a_large_case_waits_for_the_others_and_these_for_it():
-    """Three processes compiled what twelve could, since the largest case was taken for all."""
+    """Each call takes the room of its own case, not of the largest."""
     room, together, most = compilation.Room(10), 0, {1: 0, 4: 0, 99: 0}
     lock = threading.Lock()
 

@@ -11,7 +11,7 @@ def ratios_of(comparison, name, later=0):
 
 @pytest.fixture
 def compared(tmp_path):
-    """Compare runs that come out as told; the first is `run0`."""
+    """Return a function that compares made-up runs in the folders `run0`, `run1` and so on."""
 
     def made(*runs, **how):
         folders = [make_run(tmp_path / f"run{i}", run) for i, run in enumerate(runs)]

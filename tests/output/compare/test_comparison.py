@@ -47,7 +47,7 @@ def test_a_candidate_that_got_slower(compared):
 
 
 def test_a_candidate_that_got_slower_from_python_alone(compared):
-    """Its kernels are what they were; its host takes longer."""
+    """Its kernels take the same time; its calls from Python take longer."""
     quick = replace(STEADY, queue_ratio=lambda _: 1.5)
     comparison = compared(quick, replace(NEWER, queue_ratio=lambda n: 1.0 if n == 64 else 1.5))
     slow = comparison.slower(0)
@@ -156,7 +156,7 @@ def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(compare
 
 
 def busy_at(length):
-    """Twice as slow at one length, where another process computed."""
+    """Make a run that is twice as slow at one length, where other processes compute."""
 
     def conditions(n):
         return Conditions(competing_processes=2 if n == length else 0)
@@ -186,7 +186,7 @@ def test_throttled_cells_have_no_ratio(compared):
 
 
 def test_a_time_that_does_not_grow_with_the_work_is_no_slower(compared):
-    """2.1 GB take 0.5 ms at 4.25 TB/s; 0.6 ms are possible, and so they were at an eighth of it."""
+    """2.1 GB take 0.5 ms at 4.25 TB/s. 0.6 ms is possible, but an eighth of them takes it too."""
     large = replace(
         STEADY, shapes=((8192, 8, 128),), base_ms=0.6, ceilings=Ceilings(copy_gb_s=4250)
     )
@@ -236,7 +236,7 @@ def test_cases_that_were_timed_another_way_are_not_compared(tmp_path):
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
     plan = json.loads((folders[1] / "plan.json").read_text())
     plan["cases"][0]["case"]["timing"]["rotate"] = 9
-    plan["cases"][1]["case"]["timing"]["warmup_s"] = 1.0  # makes no other measurement of it
+    plan["cases"][1]["case"]["timing"]["warmup_s"] = 1.0  # does not change what is measured
     (folders[1] / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(UsageError, match="1 cases have another timing in b"):
         compare(read(folders))

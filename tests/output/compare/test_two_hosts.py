@@ -2,7 +2,7 @@
 
 The runs 20261121T104829Z-0beac1 and 20261122T101441Z-a3e88b were made on the H200 of two hosts,
 whose timers add 2.7 and 4.4 µs. Their results for dense rows are stored here without a signature.
-The baselines are the same code in both, which `of_the_same_code` says where a test needs it.
+The baselines are the same code in both runs. `of_the_same_code` tells nsabench so.
 """
 
 import tarfile
@@ -38,7 +38,7 @@ def of_the_same_code(side):
 
 @pytest.fixture(scope="module")
 def compared(sides):
-    """Return the comparisons, without and with what is known to be the same code."""
+    """Return the comparison without, and with, the knowledge that baselines are the same code."""
     return [compare(pair, intersection=True) for pair in (sides, [*map(of_the_same_code, sides)])]
 
 
@@ -54,7 +54,7 @@ def narrowest(cells):
 
 @pytest.mark.parametrize("told", [False, True])
 def test_candidates_that_did_not_change_get_no_verdict(compared, told):
-    """Whether or not it is known which baselines are the same code."""
+    """This holds whether or not it is known which baselines are the same code."""
     cells = [c for c in compared[told].cells if c.role is Role.CANDIDATE]
     assert len(cells) == 228
     assert (narrowest(cells) > 1.1 * BAND) == told
@@ -71,7 +71,7 @@ def test_baselines_get_no_verdict_by_the_band_that_they_teach(compared):
 
 
 def test_a_cell_that_was_called_a_few_times_is_not_compared(sides):
-    """Its two calls differ by what they happen to differ by."""
+    """Two calls are too few to show their noise."""
     first, second = map(of_the_same_code, sides)
     few = {key for key in second.samples if key[1] == "sdpa_gqa"}
     samples = {k: t[:2] * 1.2 if k in few else t for k, t in second.samples.items()}
@@ -82,7 +82,7 @@ def test_a_cell_that_was_called_a_few_times_is_not_compared(sides):
 
 
 def test_a_real_loss_is_found_on_another_host(sides):
-    """One candidate takes 1.25 times as long on the second host; its neighbours do not."""
+    """One candidate takes 1.25 times as long on the second host; other implementations do not."""
     first, second = map(of_the_same_code, sides)
     samples, records = dict(second.samples), dict(second.records)
     for key, r in second.records.items():
@@ -93,12 +93,12 @@ def test_a_real_loss_is_found_on_another_host(sides):
     worse = replace(second, samples=samples, records=records)
     slower = compare([first, worse], intersection=True).slower(0)
     found = Counter(cell.implementation for cell, _, _ in slower)
-    assert set(found) == {"rows_cuda"} and found["rows_cuda"] >= 60  # of 76
+    assert set(found) == {"rows_cuda"} and found["rows_cuda"] >= 60
 
 
 @pytest.mark.parametrize("changed", ["torch", "triton"])
 def test_under_other_versions_less_is_known_to_be_the_same(sides, changed):
-    """Under another torch nothing is, and under another Triton nothing that it compiles."""
+    """Another torch changes all code, and another Triton all code that it compiles."""
     first, second = map(of_the_same_code, sides)
     newer = second.environment.model_copy(update={changed: "9.9.9"})
 

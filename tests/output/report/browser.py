@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.npm import AXE
 
-if TYPE_CHECKING:  # it takes long to import, and most tests need none of it
+if TYPE_CHECKING:  # selenium takes long to import, and most tests do not need it
     pass
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -22,9 +22,9 @@ class Browser:
         self.driver = driver
 
     def open(self, path, *, width=1440, height=900, dark=False, unfold=True):
-        """Load a file at a width that a window could not have, and wait until it is drawn.
+        """Load a file at any width, even below a window's least, and wait until the page is drawn.
 
-        unfold: open all sections.
+        unfold: also open all sections.
         """
         self.size(width, height)
         scheme = "dark" if dark else "light"
@@ -73,7 +73,7 @@ class Browser:
         return [line["message"] for line in self.driver.get_log("browser")]
 
     def requests(self):
-        """Every address that was asked for since the page was opened, but the page itself."""
+        """Return the addresses requested since the page was opened, except the page itself."""
         requests = []
         for line in self.driver.get_log("performance"):
             message = json.loads(line["message"])["message"]
@@ -115,7 +115,7 @@ class Browser:
         ]
 
     def rows(self, table):
-        """The texts of the cells of a table."""
+        """Return the texts of a table's cells, by row."""
         return self.js(
             "return [...document.querySelectorAll(`[data-table=${arguments[0]}] tbody tr`)]"
             ".map(r => [...r.cells].map(c => c.textContent))",
@@ -134,7 +134,7 @@ class Browser:
         self.wait_drawn(before + 1)
 
     def texts(self, chart):
-        """All texts in a chart."""
+        """Return all texts in a chart."""
         return self.js(
             "return [...document.querySelectorAll(`[data-chart=${arguments[0]}] svg text`)]"
             ".map(t => t.textContent)",
@@ -169,7 +169,7 @@ def chromium():
         "--disable-dev-shm-usage",
         "--disable-gpu",
         "--force-color-profile=srgb",
-        # No name resolves, and what names an address goes to a proxy that is not there.
+        # No name resolves. Requests to addresses go to a proxy that does not exist.
         "--host-resolver-rules=MAP * ~NOTFOUND",
         "--proxy-server=127.0.0.1:9",
         "--disable-background-networking",

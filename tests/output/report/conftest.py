@@ -1,4 +1,4 @@
-"""Runs to report on, with made-up timings: a plan and a log, as on a GPU."""
+"""Runs for reports: plans and logs as on a GPU, with made-up timings."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """A valid run with two candidates; one of them is slow, fails often, and says so nastily."""
+    """Make a valid run with two candidates. One is slow and often fails, with hostile messages."""
     return make_run(tmp_path_factory.mktemp("run") / "a-run")
 
 

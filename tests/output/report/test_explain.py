@@ -1,4 +1,4 @@
-"""Every word that output, help and pages use can be explained."""
+"""`nsabench explain` knows every word that output, help and pages use."""
 
 import json
 import re

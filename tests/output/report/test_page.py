@@ -12,7 +12,7 @@ from tests.runs import Made, make_run
 
 MOST_BYTES = 1_500_000
 CHARTS = {"heat", "intervals", "time", "samples", "roofline", "parity"}
-# Screenshots are kept where CI asks for them.
+# CI says where screenshots are kept.
 SHOTS = Path(os.environ.get("NSABENCH_SCREENSHOTS", "results/screenshots"))
 
 
@@ -169,7 +169,7 @@ def test_a_ratio_and_its_chart_name_the_references_alike(tmp_path):
 
 
 def test_only_decided_ratios_are_joined_by_a_line(tmp_path):
-    """Readers take a line for an answer, so an inconclusive point is hollow and stands alone."""
+    """Readers take a line for an answer, so inconclusive points are hollow and not joined."""
     ratio = {64: 2.0, 128: 2.0, 256: 1.0, 512: 2.0}
     made = Made(noise=0.05, samples=12, ratio=ratio.__getitem__, shapes=((256, 4, 64),))
     run = make_run(tmp_path / "run", made)
@@ -221,7 +221,7 @@ def unfold_all(browser):
 
 
 def too_wide(browser):
-    """The tables that do not fit where they stand."""
+    """Return the tables that are wider than their frame."""
     return browser.js(
         "return [...document.querySelectorAll('.table')].filter(t => t.clientWidth <"
         "t.querySelector('table').scrollWidth).map(t => t.dataset.table)"
@@ -259,7 +259,7 @@ def test_the_same_run_gives_the_same_page(run, page, tmp_path):
 
 def test_a_kernel_that_was_only_checked_is_not_called_inconclusive(tmp_path, browser):
     page = write_html(Facts.read(make_run(tmp_path / "run", Made(samples=0))), tmp_path)
-    answer = page.read_text().partition('class="answer"')[2].partition("<pre")[0]  # rules as YAML
+    answer = page.read_text().partition('class="answer"')[2].partition("<pre")[0]
     assert "not timed" in answer and "inconclusive" not in answer
     browser.open(page)
     assert {row[2] for row in browser.rows("candidates")} == {"not timed"}

@@ -1,4 +1,4 @@
-"""Runs that attack the user, page or script that makes a site of them."""
+"""Runs that attack their reader, or a page or script made of them."""
 
 import ast
 

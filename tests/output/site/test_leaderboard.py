@@ -1,4 +1,4 @@
-"""A board is of one regime, names libraries, and keeps alternatives apart."""
+"""A leaderboard is of one regime, names libraries, and lists alternatives last."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def records(tmp_path_factory):
 
 
 def in_graphs(record):
-    """The record as if its calls had been replays, which have no queue."""
+    """Return the record as if its calls were replays, which have no regime `queue`."""
     device = (c for c in record.comparisons if c.regime is Regime.DEVICE)
     comparisons = tuple(replace(c, regime=Regime.GRAPH) for c in device)
     return replace(record, mode=Mode.GRAPH, comparisons=comparisons)
@@ -36,7 +36,7 @@ def names(board):
 
 
 def test_each_regime_has_a_board_of_its_own(records):
-    """An alternative stands last, and takes no place from a rival that is slower."""
+    """An alternative comes last, even if it is faster than others."""
     device, queue = leaderboards([records])
     assert device.table.title == "selection_rows by its kernels alone"
     assert queue.table.title == "selection_rows from Python"
@@ -67,7 +67,7 @@ def test_an_implementation_of_few_cases_leads_no_board(records):
 
 
 def test_of_several_runs_the_one_with_most_times_says(records):
-    """One case that was measured later, with no library installed, hid the table of libraries."""
+    """A later run of one case must not hide a run with more times."""
     [one, *_] = {r.case_id for r in records}
     few = [r for r in records if r.case_id == one]
     for runs in ([few, records], [records, few]):

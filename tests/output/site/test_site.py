@@ -76,7 +76,6 @@ def test_it_says_what_each_run_decides_and_who_says_so(page):
 
 
 def test_a_decision_names_the_trust_of_its_run(tmp_path):
-    """Decisions of ephemeral and trusted runs looked alike."""
     archive = archive_of(tmp_path, SIGNED)
     keyid = SIGNER.keyid
     decided = []
@@ -117,7 +116,7 @@ def test_it_says_first_from_where_on_an_op_pays(tmp_path, browser):
 
 
 def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first():
-    """Five versions of Triton, a case each, stood before the ladder of the whole attention."""
+    """Runs of a torch with its own Triton come first. The run with fewer lengths is left out."""
 
     def run(of, lengths, **more):
         records = ladder(lengths, torch="2.11.0+cu130", **more)
@@ -130,7 +129,7 @@ def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first():
         run("most-1", whole, triton="3.6.0"),
     )
     assert [of.run_id for of, _ in payments([other, few, most])] == ["most-1", "other-3"]
-    # A run that decides nothing.
+    # This run decides nothing.
     missed = run("missed-4", {**whole, 65536: 4.0}, triton="3.6.0")
     missed = replace(missed, records=[replace(r, caught=Catch.MISSED) for r in missed.records])
     assert [of.run_id for of, _ in payments([missed, other, few, most])] == ["most-1", "other-3"]

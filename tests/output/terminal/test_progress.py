@@ -1,4 +1,4 @@
-"""The terminal: a line a case, and one that is redrawn only between timed regions."""
+"""The terminal: a line for each case, and a line redrawn only between timed regions."""
 
 import io
 import re

@@ -22,7 +22,7 @@ MINE = "mine.py@aaaaaaaaaaaa"
 
 
 def finish(folder, made, mine="mine"):
-    """Return a finished run in which the candidate `mine` is of the user's file."""
+    """Return a finished run in which the candidate `mine` comes from the user's file."""
 
     def change(plan):
         infos = [
@@ -137,7 +137,7 @@ def test_an_inconclusive_ratio_is_in_no_span(tmp_path):
 
 @pytest.mark.parametrize("status", [Status.OK, Status.WRONG])
 def test_whether_it_is_right_comes_before_what_is_not_decided(tmp_path, status):
-    """A kernel that is right and one that is wrong have their timing at the same place."""
+    """The timing comes second for right and for wrong kernels."""
     made = Made(status=lambda _: status, noise=0.2, samples=6, ratio=lambda _: 1.0)
     text = text_of(finish(tmp_path, made)).partition("mine: ")[2]
     first, second, *_ = text.partition(" controls: ")[0].split("; ")
