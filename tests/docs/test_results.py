@@ -14,13 +14,14 @@ MOST_WORDS = 5_000
 BLOCK = re.compile(r"<!-- results: .*?<!-- /results -->", re.S)
 # The time of a kernel, a bandwidth, a rate, or a ratio of times.
 FIGURE = re.compile(
-    r"""\d[\d.,]*\s?(?:x|×|µs|us|TB/s|GB/s|TFLOP/?s?)(?!\w)
+    r"""\d[\d.,]*\s?(?:x|×|ms|µs|us|TB/s|GB/s|TFLOP/?s?)(?!\w)
     | \d[\d.,]*\stimes\s(?:as|slower|faster)
-    | \d[\d.,]*\sof\s(?:its|the)\stime""",
+    | \d[\d.,]*\sof\s(?:its|the)\stime
+    | ratio\s(?:is|of)\s\d""",
     re.X,
 )
 # Phrases that are not measured figures, but definitions or names.
-NO_FIGURES = ("2x its size",)
+NO_FIGURES = ("2x its size", "for about 2 ms")
 
 
 @pytest.fixture(scope="module")
