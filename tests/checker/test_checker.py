@@ -1,4 +1,4 @@
-"""The checker answers whatever a worker sends it: foreign code may forge a delivery."""
+"""The checker answers every delivery, since foreign code in a worker may forge one."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How far a result is from the oracle, as a whole and in its worst row."""
+"""The errors of a result against the oracle, as a whole and in its worst row."""
 
 import math
 
@@ -20,7 +20,7 @@ def result(*shape):
 def test_errors_are_those_of_the_definition(monkeypatch, piece, factor):
     monkeypatch.setattr(compare, "PIECE", piece)
     oracle = result(5, 3, 16)
-    oracle[0] *= 1e-3  # rows that nearly cancel: their errors are held to a typical row's norm
+    oracle[0] *= 1e-3  # small rows, whose errors are relative to a typical row's norm
     off = 1e-2 * result(3, 5, 16).transpose(0, 1)
     found = compare.measure("output", oracle * factor + off, oracle, RESOLVED, factor)
     off = off / factor
@@ -69,7 +69,7 @@ def test_the_worst_row_is_the_one_that_is_furthest_beyond_its_own_bound(of_dv):
 
 
 def one_small(of_typical, width=16):
-    """Return rows of norm 1. Only the last row's norm is `of_typical` times a typical row's
+    """Return 64 rows. All have norm 1, except that the last has `of_typical` times a typical row's
     norm."""
     rows = result(64, width)
     rows /= rows.norm(dim=-1, keepdim=True)
@@ -88,7 +88,7 @@ def one_small(of_typical, width=16):
 def test_a_small_row_is_held_to_a_typical_one_and_one_of_dv_to_itself(name, of_typical, held_to):
     oracle = one_small(of_typical)
     off = oracle.clone()
-    off[-1] *= 1.5  # half its norm
+    off[-1] *= 1.5  # an error of half its norm
     found = compare.measure(name, off, oracle, RESOLVED)
     assert found.worst_row == pytest.approx(0.5 * of_typical / held_to)
     assert found.worst_row_at == f"{name}[63]"
@@ -98,8 +98,8 @@ def test_a_small_row_is_held_to_a_typical_one_and_one_of_dv_to_itself(name, of_t
 @pytest.mark.parametrize("left", [0.0, 0.1, 0.2])
 @pytest.mark.parametrize("times", [0.9, 1.1])
 def test_a_lost_row_is_wrong_by_its_own_norm(times, left, factor):
-    """Under a causal mask the gradient of a late key is small beside a typical one. Nearly zero, it
-    is lost, unless the format resolves no more."""
+    """Under a causal mask, the gradient of a late key is smaller than a typical row. If the result
+    is nearly zero, the row is lost, unless the format cannot resolve it."""
     oracle = one_small(times * RESOLVED)
     off = oracle * factor
     off[-1] *= left
@@ -110,7 +110,8 @@ def test_a_lost_row_is_wrong_by_its_own_norm(times, left, factor):
 
 @pytest.mark.parametrize("times", [1.1, 8.0, 15.0, 17.0])
 def test_of_few_elements_rounding_may_be_the_opposite(times):
-    """A row of three that is nearly zero is lost only beyond what rounding may be of a gradient."""
+    """A row of three elements that is nearly zero is lost only if it should be larger than the
+    rounding of a gradient may be."""
     oracle = one_small(times * RESOLVED, width=3)
     off = oracle.clone()
     off[-1] = 0

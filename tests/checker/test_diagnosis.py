@@ -1,4 +1,4 @@
-"""Mistakes that no mutant makes are named, also where queries are sampled."""
+"""Mistakes that no mutant in `mutants` makes are named, also where queries are sampled."""
 
 import math
 import time
@@ -102,7 +102,7 @@ def test_what_is_not_finite_is_located(value):
 def test_it_is_quick_and_thins_large_cases_out(dtype):
     inputs = draw(N=256, H=8, D=128, L=512, dtype=dtype)
     wrong = attend(inputs, slice(0, 64))
-    start = time.process_time()  # of all threads; the machine may be busy
+    start = time.process_time()  # CPU time of all threads, since the machine may be busy
     found = diagnose_within(OP, inputs, wrong)
     assert time.process_time() - start < 3
     assert found.id == "first-keys-only"
@@ -205,13 +205,13 @@ def test_a_mistake_in_a_gradient_of_nsa_is_named(name, mistake):
     by = name.removeprefix("d")
     right = op.gradients(inputs, grad_out)[by]
     wrong = op.gradients(OF_NSA[mistake](inputs), grad_out)[by]
-    wrong = torch.where(wrong.isfinite(), wrong, 7.0).half()  # rows that are not compared
+    wrong = torch.where(wrong.isfinite(), wrong, 7.0).half()  # rows that the oracle leaves out
     found = diagnose_gradient(op, inputs, grad_out, name, wrong, right, time_limit_s=60.0)
     assert found.id == mistake and found.mistake.startswith(name)
 
 
 def dense(inputs, mask):
-    """mask: bool [T,T], what each query sees."""
+    """Attend under a mask, bool [T, T]: which keys each query sees."""
     q, k, v = (inputs.tensors[name].double().transpose(1, 2) for name in ("q", "k", "v"))
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q @ k.mT * inputs.options["sm_scale"]).masked_fill(~mask, float("-inf"))
@@ -225,7 +225,7 @@ def tokens(at):
 
 @pytest.mark.parametrize(("seed", "first"), [(11, 2), (3, 0)])
 def test_a_mistake_is_named_where_queries_are_sampled(seed, first):
-    """Without its own key query 0 has none, and its zero is the largest error if it is sampled."""
+    """Without its own key, query 0 has no key. If it is sampled, its zero is the largest error."""
     inputs = draw_of("causal_attention", B=1, T=4200, HQ=1, H=1, D=16)
     inputs.sample_seed = seed
     sampled = ops.compared(ops.get("causal_attention").oracle(inputs))[0, :, 0].nonzero()

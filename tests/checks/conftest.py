@@ -1,4 +1,4 @@
-"""Synthetic records: what a run of `selection_rows` would give, with any field overridden."""
+"""Make records as of a run of `selection_rows`, with any field overridden."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def make_row():
         rel_l2_ratio=1.0,
         **fields,
     ):
-        """Shares: of the samples."""
+        """escaped_share, gap_hidden_share: shares of the samples."""
         shape = op.shape_model.model_validate({"N": N, "H": H, "D": D, "L": L})
         work = op.work(shape, DType(dtype), "dense", 0)
         count = 0 if median_ms is None else n_samples

@@ -27,8 +27,7 @@ def test_a_caught_control_is_silent(make_row):
 
 
 def test_a_wrong_output_that_only_the_samples_show_is_caught(make_row):
-    """On an H200 with a busy host, the unjoined work had finished by the time its output was
-    read."""
+    """Unjoined work may end before its output is read, so that the output is right."""
     row = control(make_row)
     unjoined = Finding("ordering", Effect.WRONG, "x", row.case_id, row.implementation)
     fast = Finding("roofline", Effect.IMPLAUSIBLE, "x", row.case_id, row.implementation)
@@ -62,7 +61,7 @@ def test_where_a_control_declines_it_need_not_be_caught(make_row):
 
 
 def test_too_fast_to_be_true_is_not_what_a_slow_host_held_up(make_row):
-    """On a busy machine its look-up took longer than an honest baseline: 0.137 and 0.129 ms."""
+    """On a busy machine, the look-up of a control may take longer than an honest baseline."""
     baseline = make_row("b", "baseline", 0.129)
 
     def judged(median_ms, *others, findings=()):
@@ -71,10 +70,10 @@ def test_too_fast_to_be_true_is_not_what_a_slow_host_held_up(make_row):
 
     quick = control(make_row, caught_by="roofline", L=64)
     meant = Finding("roofline", Effect.NOTE, "x", quick.case_id, quick.implementation)
-    # Somewhere else it was quick and was caught: the check works, and this case is said.
+    # In another case it was quick and caught: the check works, and a note names this case.
     for median_ms in (0.137, 0.105):
         assert judged(median_ms, quick, findings=[meant]) == [Effect.NOTE]
-    # Nowhere: it is not known whether the check works.
+    # In no case was it quick: nothing shows that the check works.
     assert judged(0.137) == [Effect.NOTE, Effect.INVALID]
     # The control was quick, but no check reported that.
     assert judged(0.1, quick, findings=[meant]) == [Effect.INVALID]
@@ -114,7 +113,7 @@ def test_without_a_valid_baseline_nothing_is_proven(make_row, check):
 
 
 def test_a_check_that_no_control_reached_decides_nothing(make_row):
-    """All controls of an op fail before they are caught: not one check of it is known to work."""
+    """All controls of an op crash, so nothing shows that any of its checks works."""
     crashed = [
         control(make_row, L=length, status=Status.CRASHED, reason="signal 11", median_ms=None)
         for length in (64, 128)
@@ -122,7 +121,7 @@ def test_a_check_that_no_control_reached_decides_nothing(make_row):
     note, invalid = judge(crashed, [])
     assert (note.effect, invalid.effect) == (Effect.NOTE, Effect.INVALID)
     assert "no control of selection_rows reached the check 'parity'" in invalid.sentence
-    # Another control of the same check, on another case, is proof enough; of another op, none.
+    # Another control of the same check proves it on another case, but not on another op.
     other = wrong(make_row, L=256)
     assert effects(judge([*crashed, replace(other, implementation="other")], [])) == [Effect.NOTE]
     elsewhere = replace(other, implementation="other", op="selection_varlen")
@@ -142,11 +141,11 @@ def test_a_trick_is_held_to_what_it_wraps(make_row, check):
 
 def test_candidates_are_never_judged_as_controls(make_row):
     findings = judge([make_row(), make_row("b", "baseline", status=Status.WRONG)], [])
-    assert effects(findings) == [Effect.UNPROVEN]  # the findings include no controls
+    assert effects(findings) == [Effect.UNPROVEN]  # there are no controls
 
 
 def caught(make_row, check, **fields):
-    """A control that this check caught, and what it found."""
+    """Return a control that this check caught, and the check's finding, if there is one."""
     row = control(make_row, caught_by=check, median_ms=1.0, **fields)
     row = replace(row, implementation=f"{check}_{row.mode}_{row.direction}")
     if check == "parity":
@@ -181,13 +180,13 @@ def test_a_catch_vouches_only_for_what_is_measured_in_its_own_way(make_row, way,
         f"no control showed that these checks work for {words}: parity, timer, baseline, roofline"
     )
     assert finding.concerns(elsewhere[0]) and not finding.concerns(rows[-1])
-    # If the control is also caught in the second place, no finding remains.
+    # If controls are also caught there, no finding remains.
     here, found_here = all_caught(make_row, **way)
     assert judge([*rows, *here], [*found, *found_here]) == []
 
 
 def test_a_check_whose_controls_all_declined_is_unproven(make_row):
-    """As in the decode run of docs/results, where the clock's controls decline what is captured."""
+    """Controls of the clock decline captured calls, since their tricks need host code."""
     rows, found = all_caught(make_row, mode=Mode.GRAPH)
     declining = [
         replace(r, status=Status.UNSUPPORTED, reason="the trick needs host code")
@@ -206,7 +205,7 @@ def test_a_check_whose_controls_all_declined_is_unproven(make_row):
 
 
 def test_what_was_never_timed_needs_no_proof_of_its_time(make_row):
-    """A Triton kernel without a GPU: its output is compared, and nothing else."""
+    """Without a GPU, the output of a Triton kernel is compared and nothing is timed."""
     rows, found = all_caught(make_row)
     parity = [r for r in rows if r.caught_by in ("parity", "")]
     untimed = [replace(r, comparisons=()) for r in parity if r.role is not Role.BASELINE]

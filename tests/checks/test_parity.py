@@ -58,7 +58,7 @@ def test_nothing_is_held_to_less_than_its_format_resolves(make_row, error, off, 
     assert bool(check_parity(rows[:1], NONE)) is flagged
 
 
-# How many times the noise of its sums an honest row may be off by.
+# An honest row may be off by so many times the noise of its sums.
 OF_NOISE = {"output[3, 1]": 2.0, "dq[0, 5, 1]": 16.0, "dk[0, 5, 1]": 8.0, "dv[0, 5, 1]": 4.0}
 
 
@@ -107,7 +107,7 @@ def test_a_matrix_may_ask_for_less(make_row):
 
 
 def test_float32_is_held_to_what_honest_sums_differ_by(make_row):
-    """Values of an H200: the best of seven honest baselines had 1.33e-7, the worst 6.14e-7."""
+    """Honest baselines on an H200 have errors from 1.33e-7 to 6.14e-7."""
     sizes = {"N": 4, "H": 4, "D": 32, "L": 129, "dtype": "float32"}
     rows = [
         make_row("best", "baseline", rel_l2=1.33e-7, **sizes),
@@ -122,13 +122,13 @@ def tf32(x):
 
 
 def truncated(x):
-    """float64 to float32, toward zero."""
+    """Round float64 to float32 toward zero."""
     near = x.astype(np.float32)
     return np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
 
 
 def on_tensor_cores(a, b):
-    """A float32 product as three of TF32, the sum of every 8 terms truncated."""
+    """Multiply in float32 by three products in TF32, and truncate the sum after every 8 terms."""
     (high_a, high_b) = (tf32(a), tf32(b))
     (low_a, low_b) = (tf32(a - high_a), tf32(b - high_b))
     total = np.zeros((len(a), b.shape[1]), np.float32)
@@ -145,7 +145,7 @@ def attention(q, k, v, multiply):
 
 
 def test_float32_on_tensor_cores_is_honest():
-    """SDPA on an H200 with 32 keys of head dim 16 has an error of 8.8e-7, which must be allowed."""
+    """Tensor cores truncate sums, so an honest error is larger than if sums were rounded."""
     generator = np.random.default_rng(0)
     worst = 0.0
     for _ in range(500):

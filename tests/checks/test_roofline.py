@@ -1,4 +1,4 @@
-"""Which times are impossible or unlikely on a device."""
+"""Times that are impossible or unlikely on a device are found."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_among_others_inputs_may_come_from_l2(make_row):
     row = make_row(median_ms=0.14)  # 541 MB: 0.127 ms from memory, and 0.087 through L2
     assert check_roofline([queued(row, 0.1)], H200) == []
     assert "through an L2" in check_roofline([queued(row, 0.07)], H200)[0].sentence
-    unknown = DeviceLimits(memory_gb_s=4250.0)  # how fast its L2 is, it does not say
+    unknown = DeviceLimits(memory_gb_s=4250.0)  # the rate of its L2 is unknown
     assert check_roofline([queued(row, 0.01)], unknown) == []
 
 
@@ -59,7 +59,7 @@ def test_a_flushed_l2_gives_nothing_and_a_warm_one_its_size(make_row):
     assert check_roofline([small], DeviceLimits(memory_gb_s=1008.0))
     assert check_roofline(
         [make_row(N=256, L=512, median_ms=0.010)], RTX4090
-    )  # not even L2 does that
+    )  # faster than L2 allows
 
 
 def test_beyond_the_l2_the_rest_comes_from_memory(make_row):
@@ -87,7 +87,7 @@ def test_without_ceilings_and_without_times_nothing_is_held(make_row):
 
 
 def test_float32_on_tensor_cores_is_possible(make_row):
-    """Three TF32 products: 125 TFLOP/s on a device whose float32 matmul reaches 50."""
+    """A float32 product can be three TF32 products, here at 125 TFLOP/s instead of 50."""
     rates = {"float16": 740.0, "bfloat16": 750.0, "float32": 50.0}
     limits = DeviceLimits.from_run(Ceilings(copy_gb_s=1e6, tflop_s=rates))
     row = make_row(N=8192, dtype="float32")
@@ -116,7 +116,7 @@ LOOP = ("loop", "baseline", 42.0, {**SMALL, "gap_hidden_share": 0.0})
             ],
             [("sleeping", Effect.NOTE), ("expand", Effect.NOTE)],
         ),
-        (  # a baseline that runs for a control shows slowness, and no candidate is held to it
+        (  # a baseline alongside shows that others are slow, but no candidate is compared with it
             [
                 ("sleeping", "control", 9.0, SMALL),
                 LOOP,
@@ -134,7 +134,8 @@ LOOP = ("loop", "baseline", 42.0, {**SMALL, "gap_hidden_share": 0.0})
             [("", Effect.NOTE)],
         ),
         ([LOOP, ("mine", "candidate", 0.02, SMALL)], [("", Effect.INCONCLUSIVE)]),
-        # Masked attention over all keys is slow on short spans, and may be the best for an op.
+        # Masked attention over all keys is slow on short spans, and may be the best baseline of an
+        # op.
         ([("masked", "baseline", 42.0, SMALL)], [("", Effect.NOTE)]),
         ([("launch_bound", "baseline", 0.0137, SMALL)], []),
     ],
@@ -165,7 +166,7 @@ def series(make_row, times, name="flex_attention", role="baseline", **fields):
 
 
 def test_a_baseline_that_is_no_longer_compiled_leaves_its_cases_open(make_row):
-    """The third length and all that follow are in doubt, until the time is as before."""
+    """Cases from the third length are in doubt, until the time is nearly as low as before."""
     rows = series(make_row, [0.0103, 0.0128, 3.09, 4.04, 0.03])
     rows += series(make_row, [0.02] * 5, "sdpa")
     first, second = check_cliff(rows, UNKNOWN)
@@ -185,8 +186,8 @@ FLEX, LEAP = "flex_attention", [0.1, 0.1, 10.0]
         ([(FLEX, "baseline", LEAP), ("sdpa", "baseline", [0.02] * 3)], UNKNOWN, [Effect.NOTE]),
         ([("mine", "candidate", LEAP)], UNKNOWN, [Effect.NOTE]),
         ([("sleeper", "control", LEAP)], UNKNOWN, []),
-        ([(FLEX, "baseline", [0.02, 0.06, 0.24, 0.96, 3.84])], UNKNOWN, []),  # the square
-        ([(FLEX, "baseline", [0.01, 0.01, 0.04, 0.3, 0.3])], UNKNOWN, []),  # another kernel
+        ([(FLEX, "baseline", [0.02, 0.06, 0.24, 0.96, 3.84])], UNKNOWN, []),  # L squared
+        ([(FLEX, "baseline", [0.01, 0.01, 0.04, 0.3, 0.3])], UNKNOWN, []),  # new kernel
         # An impossible time has its own finding, and is not compared with the honest next one.
         ([(FLEX, "baseline", [1e-5, 0.05, 0.1])], UNKNOWN, [Effect.INCONCLUSIVE] * 2),
         ([(FLEX, "baseline", [1e-5, 0.05, 0.1])], H200, []),

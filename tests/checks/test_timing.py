@@ -1,4 +1,4 @@
-"""The timer, the order of the work, the clocks of the device, and the host."""
+"""Checks of the timer, the order of work, the clocks of the device, and the host."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def capped(low, high, *more):
 
 
 def test_the_power_cap_widens_intervals_and_ends_nothing(make_row):
-    """Dense attention draws all the power an H200 may, for as long as it runs."""
+    """Dense attention may run at the power cap all the time."""
     conditions = capped(1584, 1980)
     rows = [make_row(conditions=conditions), make_row("b", "baseline", conditions=conditions)]
     (finding,) = check_clocks(rows, DeviceLimits())
@@ -53,7 +53,7 @@ def test_the_power_cap_widens_intervals_and_ends_nothing(make_row):
         capped(1584, 1980, "hw_thermal_slowdown"),
         capped(None, None),
         capped(None, 1980),
-        capped(1980, 990),  # what a worker may say: the interval would shrink
+        capped(1980, 990),  # a worker may claim this, to shrink the interval
         capped(-5, 1980),
         capped(0, 0),
     ],

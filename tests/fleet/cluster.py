@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: munged, slurmctld, and a slurmd for each of several nodes."""
+"""Run Slurm on this machine: munged, slurmctld, and one slurmd for each node."""
 
 import os
 import random
@@ -23,7 +23,7 @@ def _program(name):
 
 @dataclass
 class Cluster:
-    """nodes: their names. Each claims one CPU, one GPU and 4 GB."""
+    """nodes: the names of nodes, each of which claims one CPU, one GPU and 4 GB."""
 
     folder: Path
     nodes: tuple[str, ...]
@@ -115,7 +115,7 @@ class Cluster:
         ).stdout
 
     def hasten(self):
-        """Start requeued jobs at once: Slurm would wait two minutes."""
+        """Start requeued jobs at once, without Slurm's pause."""
         for line in self.ask("squeue", "-h", "-r", "-o", "%i %r").splitlines():
             job, _, reason = line.partition(" ")
             if reason == "BeginTime":
@@ -130,7 +130,7 @@ class Cluster:
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
-        for process in psutil.process_iter():  # those that Slurm started
+        for process in psutil.process_iter():  # processes that Slurm started
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 ours = process.environ().get("SLURM_CONF") == self.variables["SLURM_CONF"]
                 if ours and process.pid != os.getpid():
@@ -138,7 +138,8 @@ class Cluster:
 
 
 def wait(until, most_s, what, look_s=0.2):
-    """Check every `look_s` seconds. Raises `TimeoutError`, which names what is missing."""
+    """Wait until `until()` is true. Raises `TimeoutError`, which names `what`, after `most_s`
+    seconds."""
     deadline = time.monotonic() + most_s
     while not until():
         if time.monotonic() > deadline:

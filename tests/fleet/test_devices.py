@@ -1,4 +1,5 @@
-"""A shard at each place of a host, all at once, and one run out of them."""
+"""One shard is measured on each `Place` of a host, all at once, and they are merged into one
+run."""
 
 import shutil
 
@@ -31,11 +32,11 @@ def asked(matrix, out):
 
 
 def test_two_shards_at_once_make_one_run(tmp_path, capsys):
-    """A second command leaves alone what is measured, and merges it."""
+    """A second command measures nothing again, and merges the shards."""
     matrix = tmp_path / "tiny.yaml"
     matrix.write_text(TINY)
     out, shards = tmp_path / "whole", tmp_path / "whole.shards"
-    # Controls of the host's clock may go uncaught where others use the CPU.
+    # On a busy CPU, controls of the host's clock may be missed.
     assert measure_shards(asked(matrix, out), BOTH) in (1, NOT_TRIED)
     report = verify(out)
     assert report.broken is None

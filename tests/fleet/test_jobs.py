@@ -1,4 +1,5 @@
-"""The job files for Kubernetes and Modal, and what is refused before any is written."""
+"""Job files for Kubernetes and Modal are valid, and bad requests are refused before a file is
+written."""
 
 import importlib
 import importlib.util
@@ -26,7 +27,7 @@ MODAL = ("--gpu", "H100!", "--combo", "torch2.11.0-cu130")
 
 
 def write(folder, kind, *words):
-    """Write the jobs of a user's matrix and kernels; `words` come last, and so win."""
+    """Write the jobs for a user's matrix and kernels. Options in `words` override the others."""
     (folder / "tiny.yaml").write_text(TINY)
     (folder / "mine.py").write_text(KERNELS)
     given = ["fleet", kind, folder / "tiny.yaml", "--kernels", folder / "mine.py", "--shards", 2]
@@ -38,7 +39,7 @@ def write(folder, kind, *words):
 
 @pytest.mark.parametrize("version", ["1.31.0", "1.37.0"])
 def test_kubernetes_accepts_the_manifests(tmp_path, version):
-    kubernetes_validate = importlib.import_module("kubernetes_validate")  # it takes seconds
+    kubernetes_validate = importlib.import_module("kubernetes_validate")  # a slow import
     pods = ["--toleration", "nvidia.com/gpu", "--runtime-class", "nvidia"]
     pods += ["--pull-secret", "registry", "--ttl-s", "3600"]
     out = write(tmp_path, "kubernetes", *KUBERNETES, *pods)
@@ -101,7 +102,7 @@ def container(out):
 
 
 def test_a_pod_calls_nsabench_for_its_shard(tmp_path):
-    """Its script is run here, with an `nsabench` that prints what it is called with."""
+    """The pod's script is run here, with an `nsabench` that prints its arguments."""
     script = container(write(tmp_path, "kubernetes", *KUBERNETES, "--name", "mine"))["args"][0]
     (tmp_path / "nsabench").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     (tmp_path / "nsabench").chmod(0o755)
@@ -118,7 +119,7 @@ def test_a_pod_calls_nsabench_for_its_shard(tmp_path):
 
 
 def test_both_jobs_can_sign(tmp_path):
-    """The comments about signing are uncommented as the guide says."""
+    """The lines that begin with `# To sign: ` are uncommented, as the guide says."""
     out = write(tmp_path, "kubernetes", *KUBERNETES)
     for name in ("shards.yaml", "merge.yaml"):
         text = (out / name).read_text().replace("# To sign: ", "")
@@ -179,7 +180,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path, monkeypatch, kind, words, 
 
 
 def test_a_single_shard_is_refused(tmp_path):
-    """It could not be merged."""
+    """A single shard could not be merged."""
     words = (
         "fleet",
         "slurm",

@@ -1,4 +1,4 @@
-"""Shards into one run: what is refused, what is derived, and what a reader can still verify."""
+"""Shards are merged into one run that a reader can verify, or are refused."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def signer():
 
 
 def shard(folder, signer, index, made=FAST, count=COUNT):
-    """Make one of the shards, signed by the host that measured it."""
+    """Make and sign one shard of a plan."""
     own = replace(made, shard=f"{index}/{count}", run_id=f"shard-{index}", seed=index)
     run = make_run(folder / f"s{index}", own, signer=signer)
     seal(run, signer)
@@ -66,7 +66,7 @@ def _merged(tmp_path_factory, signer, _made):
 
 @pytest.fixture
 def shards(tmp_path, _made):
-    """The three shards of a plan, which a test may damage."""
+    """Return copies of the three shards of a plan, which a test may damage."""
     return sorted(Path(shutil.copytree(_made, tmp_path / "shards")).iterdir())
 
 
@@ -144,13 +144,13 @@ def test_what_is_derived_again_is_what_was_written(_merged, tmp_path):
 
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_a_merged_run_is_not_begun_anew(_merged, tmp_path, is_signed):
-    """It has no log of its own, and holds all that was measured."""
+    """A merged run has no log of its own, and holds all that was measured."""
     out = shutil.copytree(_merged, tmp_path / "whole")
     if not is_signed:
         (out / MANIFEST).unlink()
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     other = Plan.read(out / "plan.json").model_copy(update={"margin": 9.0})
-    nobody = None  # looks on, and would see nothing
+    nobody = None  # the observer, which is not called
     with pytest.raises(UsageError, match="margin differ"):
         conclusion.reopen(out, nobody, plan=other)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
@@ -205,7 +205,7 @@ def test_a_shard_that_was_altered_or_is_not_trusted_is_refused(shards, signer):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory, signer):
-    """Return a merged run of which an unknown key measured one shard, and that key."""
+    """Return a merged run with one shard that another key signed, and that key."""
     folder = tmp_path_factory.mktemp("mixed")
     unknown = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
     made = [shard(folder, unknown if i == 2 else signer, i) for i in range(1, COUNT + 1)]
@@ -253,7 +253,7 @@ def test_a_lasting_key_vouches_for_no_unknown_shard(tmp_path, signer, monkeypatc
 
 
 def told(out):
-    """The rows of the shards in the report of a merged run."""
+    """Return the rows about shards in the report of a merged run."""
     part = (out / "selection_report.md").read_text().partition("## Shards")[2].partition("\n## ")[0]
     return [line.strip("| ").split(" | ") for line in part.splitlines() if re.match(r"\| \d", line)]
 
@@ -294,7 +294,7 @@ def test_a_shard_without_a_canary_decides_nothing_and_says_why(tmp_path, shards,
     ("how", "expected", "why"),
     [
         ({"canary_ms": 0.2 * 1.05}, Verdict.INCONCLUSIVE, "over 3% apart"),
-        # Other implementations may still be as fast as elsewhere.
+        # Even if the other implementations are as fast as elsewhere.
         ({"canary_crashes": True}, Verdict.INCONCLUSIVE, "SIGSEGV"),
         ({"control_caught": False}, Verdict.INVALID, ""),
     ],
@@ -328,7 +328,7 @@ def replan(out, change):
 
 
 def one_more(plan):
-    """A case that no shard measured, beside those that they did."""
+    """Return the cases of the plan, and one that no shard measured."""
     [first, *_] = plan.cases
     case = Case.model_validate(first.case.model_dump() | {"distribution": "spread"})
     more = first.model_copy(update={"id": case.id, "case": case, "shard": COUNT + 1})
@@ -353,7 +353,7 @@ def cut(log, lines):
 
 
 SECOND = "shards/shard-2"
-# How a merger alters its run, and the check that finds it.
+# What the signer of a merged run changes in it, and the check that finds it.
 CHANGED_BY_THE_MERGER = {
     "end of a log": (lambda out: cut(out / SECOND / "log.jsonl", slice(-1)), "log"),
     "environment of a shard": (
@@ -392,8 +392,7 @@ CHANGED_BY_THE_MERGER = {
 
 @pytest.mark.parametrize("what", CHANGED_BY_THE_MERGER)
 def test_whoever_merges_cannot_change_what_was_measured(tmp_path, signer, _merged, what):
-    """A merged run that its merger changes and signs again still differs from what the hosts
-    signed."""
+    """A merged run that is changed and signed again still differs from what the hosts signed."""
     out = Path(shutil.copytree(_merged, tmp_path / "whole"))
     change, check = CHANGED_BY_THE_MERGER[what]
     change(out)

@@ -57,7 +57,7 @@ def fleet(tmp_path):
 
 
 def measured(fleet, shard):
-    """The cases that a shard has measured to the end, and in which pass."""
+    """Return the pass and the case of each attempt of a shard that has an answer."""
     log = fleet / f"shards/{shard}/log.jsonl"
     attempts = read(log).attempts if log.exists() else []
     return [f"{a.job.purpose} {a.job.case.id}" for a in attempts if a.has_answer]
@@ -73,7 +73,7 @@ def test_interrupted_tasks_continue_and_the_shards_are_merged(cluster, fleet):
     before = {}
     disturb = {
         REQUEUED: ("scontrol", "requeue"),
-        WARNED: ("scancel", "--signal=TERM"),  # what Slurm does before the time is up
+        WARNED: ("scancel", "--signal=TERM"),  # as Slurm does before the time is up
         CANCELLED: ("scancel",),
     }
 

@@ -1,5 +1,4 @@
-"""The attacks of `tests/attacks` that need a CUDA device: each is named in its record, and gains
-nothing."""
+"""The attacks of `tests/attacks` that run on a CUDA device: each ends as its mark says."""
 
 import pytest
 
@@ -7,7 +6,7 @@ from tests.attacks.test_attacks import ATTACKS, assert_no_gain, measured, planne
 
 pytestmark = pytest.mark.gpu
 
-TIMEOUT_S = 60.0  # a context is made, and kernels are compiled
+TIMEOUT_S = 60.0  # for a worker that makes a context and compiles kernels
 OF_CUDA = [one for one in ATTACKS if one.device != "cpu"]
 
 

@@ -1,4 +1,4 @@
-"""The bench itself on a CUDA device: its timer, its controls, and what hostile kernels do to it."""
+"""Whole runs on a CUDA device: their controls, CUDA graphs, and hostile kernels."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ ROWS = """
 op: selection_rows
 axes: {dtype: [float16], N: [256, 1024], H: 8, D: 128, L: [256, 1024]}
 """
-# Each run has some twenty controls a case; what does not depend on sizes is shown at two.
+# A case has some twenty controls, so what does not depend on sizes is tested on two cases.
 TWO_ROWS = """
 op: selection_rows
 axes: {dtype: [float16], N: 1024, H: 8, D: 128, L: [256, 1024]}
@@ -42,7 +42,7 @@ from nsabench.implementations.baselines.selection_rows import gqa
 
 
 def run(folder, matrix, kernels="", code=0):
-    """Run `nsabench all`, and return its records. code: what it exits with; None: anything."""
+    """Run `nsabench all`, and return its records. code: the required exit code; None: any."""
     (folder / "m.yaml").write_text(matrix)
     (folder / "mine.py").write_text(HEADER + kernels)
     command = [sys.executable, "-m", "nsabench", "all", "m.yaml", "--device", "cuda"]
@@ -68,7 +68,7 @@ def test_every_control_is_caught_and_no_other_fails(tmp_path):
     records = run(tmp_path, ROWS)
     controls = [r for r in records if r["role"] == "control"]
     others = [r for r in records if r["role"] != "control"]
-    # Each check that a verdict rests on caught a control.
+    # Each check on which a verdict rests caught a control.
     judged = [r for r in others if r["role"] == "candidate" and r["median_ms"]]
     assert judged and {r["unproven"] for r in judged} == {""}
     amiss = [r for r in controls if r["caught"] not in ("caught", "declined")]
@@ -122,7 +122,7 @@ def test_in_graphs_and_in_a_backward_every_check_is_proven(op, tmp_path):
 
 
 NSA = "op: nsa_attention\naxes: {dtype: bfloat16, B: 1, HQ: 64, H: 4, D: 128, "
-# A step has to take longer than looking one up, and PyTorch's loop must fit.
+# A step must take longer than a look-up of its result, and PyTorch's loop must fit in memory.
 FEWER_HEADS = NSA.replace("HQ: 64, H: 4", "HQ: 32, H: 2")
 WITHOUT_LOOP = (
     "implementations: {skip: [torch_nsa, dense_*]}\n"
@@ -165,7 +165,7 @@ def test_graph_mode_measures_the_same_work(tmp_path):
         if one["status"] != "ok":
             continue
         assert graph[key]["status"] == "ok", (key, graph[key]["reason"])
-        # One kernel or a few: a replay has no launch gaps between them, and no more work.
+        # A replay has no launch gaps between kernels, and no more work than a call.
         medians = graph[key]["median_ms"], one["median_ms"]
         assert medians[0] < 1.1 * medians[1] + 2e-3, (key, medians)
 
@@ -237,7 +237,7 @@ def test_hostile_kernels_end_no_other(tmp_path):
         "wants_all_memory": {"out_of_memory"},
         "honest": {"ok"},
         "sdpa_gqa": {"ok"},
-        "sdpa_heads_as_queries": {"ok"},  # what controls are wrapped around
+        "sdpa_heads_as_queries": {"ok"},  # the baseline that controls wrap
     }
     [illegal] = {r["reason"] for r in records if r["implementation"] == "illegal_access"}
     assert "illegal memory access" in illegal
@@ -324,7 +324,7 @@ def test_a_call_that_waits_is_unsupported_in_a_graph(tmp_path):
 
 @pytest.mark.untimed
 def test_a_graph_collected_in_a_capture_does_not_end_it(tmp_path):
-    """A failed implementation's frames keep the graphs of its case until they are collected."""
+    """The collection destroys graphs in reference cycles during a capture."""
     records = run(tmp_path, TWO_ROWS + IN_A_GRAPH, DYING)
     mine = [r for r in records if r["implementation"] == "mine"]
     assert [r["status"] for r in mine] == ["ok"] * 2, [r["reason"] for r in mine]
@@ -372,7 +372,7 @@ def mine(q, k, v, *, sm_scale):
 
 @pytest.mark.untimed
 def test_a_slow_host_hides_no_work_on_a_side_stream(tmp_path):
-    """Seen in a run: a host that took longer to queue a call than the device was held."""
+    """The host takes longer to queue the call than a short spin lasts."""
     matrix = TWO_ROWS + "timing: {stopping: {kind: fixed_count, rounds: 10}}\n"
     records = run(tmp_path, matrix, SLOW_HOST, code=1)
     mine = [r for r in records if r["implementation"] == "mine"]
@@ -381,13 +381,13 @@ def test_a_slow_host_hides_no_work_on_a_side_stream(tmp_path):
 
 
 def test_no_stream_of_the_workers_is_one_of_torchs():
-    """A side stream that is one which a call is made on would be in order by accident."""
+    """If a side stream were the stream of the call, work on it would be in order by accident."""
     own = own_stream().cuda_stream
     assert own not in {torch.cuda.Stream().cuda_stream for _ in range(64)}
 
 
 def test_an_implementation_does_not_beat_itself(tmp_path):
-    """A few of the 200 cells of `just gpu-self-check` (docs/explanation/measurement.md)."""
+    """These are some of the cases of `just gpu-self-check` (docs/explanation/measurement.md)."""
     matrix = (HERE / "self_check.yaml").read_text().replace("[128, 256, 512, 1024, 2048]", "1024")
     run(tmp_path, matrix, (HERE / "self_check.py").read_text())
     verdicts = [r.verdict for r in read_records(tmp_path / "run") if r.role is Role.CANDIDATE]
@@ -396,7 +396,7 @@ def test_an_implementation_does_not_beat_itself(tmp_path):
 
 
 def test_a_worker_that_waits_holds_no_memory(tmp_path):
-    """`check` has two workers; memory that one of them keeps is missing in the other."""
+    """`check` has two workers, and memory that one keeps is missing for the other."""
     shape = {"N": 1024, "H": 8, "D": 128, "Dv": 128, "L": 2048}
     job = Job(
         purpose=Purpose.MAIN,
@@ -415,4 +415,4 @@ def test_a_worker_that_waits_holds_no_memory(tmp_path):
         [observation] = executor.run(job).observations
         after, _ = torch.cuda.mem_get_info()
     assert observation.status is Status.OK and observation.peak_mem_bytes, observation.reason
-    assert before - after < 2 << 30  # its context, and what the timer keeps
+    assert before - after < 2 << 30  # the worker's context, and the memory of its timer

@@ -1,4 +1,4 @@
-"""Diagnoses of outputs on a device, in cases as large as the shipped cases."""
+"""Diagnoses of large outputs and gradients on a CUDA device."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A signed run on a CUDA device: killed half way, resumed, and with a kernel that seeks the key."""
+"""A signed run on a CUDA device is killed and resumed, and its kernel seeks the signing key."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     needles = {"seed": private.private_bytes_raw(), "text": pem.splitlines()[1].encode()}
     task = {
         "needles": {name: needle.hex() for name, needle in needles.items()},
-        "left_out": [os.getpid(), os.getppid()],  # the test itself holds it
+        "left_out": [os.getpid(), os.getppid()],  # the test itself holds the key
         "files": [],
     }
     (tmp_path / "task.json").write_text(json.dumps(task))
@@ -48,7 +48,7 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     run = tmp_path / "run"
     command = [sys.executable, "-m", "nsabench", "all"]
     begun = subprocess.Popen(
-        # Without the sandbox, which would let the spy write down nothing.
+        # The sandbox would keep the spy from writing what it finds.
         [*command, "m.yaml", "--device", "cuda", "--no-sandbox", "--out", run, "--kernels", SPY],
         cwd=tmp_path,
         env=environment,
@@ -57,7 +57,7 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     )
     found, first = tmp_path / "found.json", tmp_path / "first.json"
     log, deadline = run / "log.jsonl", time.monotonic() + 240
-    # One of the ten cases is measured, and the spy has looked.
+    # Wait until one of the ten cases is measured and the spy has looked.
     while not (found.is_file() and b'"kind":"ended"' in log.read_bytes()):
         assert begun.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
@@ -67,7 +67,7 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     # No worker outlives its run.
     assert psutil.wait_procs(children, 30)[1] == []
     found.rename(first)
-    (tmp_path / "claim").unlink()  # so that it looks again
+    (tmp_path / "claim").unlink()  # so that the spy looks again
     with subprocess.Popen(
         [*command, "--resume", run],
         env=environment,

@@ -1,4 +1,4 @@
-"""The queue on a CUDA device: what a burst reads, launches, equal arms, and the controls."""
+"""The regime `queue` on a CUDA device: bursts, counted launches, equal arms and controls."""
 
 import statistics
 import time
@@ -35,7 +35,8 @@ CASES = (
 
 
 def plain_ms(item, sets):
-    """Calls in a loop, with the inputs in turn, the device awaited at its ends only."""
+    """Return the time of a call (ms) in a loop over the input sets, which waits for the device only
+    at its ends."""
     tensors = [list(inputs.tensors.values()) for inputs in sets.sets]
     options = sets.sets[0].options
     torch.cuda.synchronize()
@@ -50,7 +51,7 @@ def plain_ms(item, sets):
 
 @pytest.mark.parametrize(("op", "name", "shape"), CASES)
 def test_a_burst_reads_what_a_plain_loop_takes(op, name, shape):
-    """Within 5 %, medians of bursts and loops in turn."""
+    """Bursts and loops take turns. The median of their ratios is within 5 % of 1."""
     items = {i.name: i for i in registry.load() if i.op == op}
     chosen = name if name in items else next(n for n in items if n.startswith(name))
     case = a_case(op, shape, dtype=DType.BFLOAT16, timing=Timing(rotate=2))
@@ -74,7 +75,7 @@ def loop_us(call, calls=2000):
 
 
 def test_launches_are_counted_and_leave_the_host_as_it_was():
-    """Work of a loop costs what it did before CUPTI looked on: medians within 10 %."""
+    """After CUPTI has counted, a plain loop takes as long as before, within 10 %."""
     x, y = (torch.ones(1000, device="cuda") for _ in range(2))
 
     def three():
@@ -83,7 +84,7 @@ def test_launches_are_counted_and_leave_the_host_as_it_was():
         y.zero_()
 
     def prepared():
-        torch.ones(10, device="cuda")  # what makes it ready does not count
+        torch.ones(10, device="cuda")  # a launch of the preparation does not count
         return three
 
     def alone():
@@ -107,7 +108,7 @@ def test_launches_are_counted_and_leave_the_host_as_it_was():
 
 
 def test_equal_arms_are_equal_in_the_queue():
-    """At most 2 % of 200 verdicts on one implementation against itself are not `same`."""
+    """At most 2 % of 200 verdicts on one implementation against itself are `faster` or `slower`."""
     shape = ROWS | {"L": 256}
     case = a_case("selection_rows", shape, dtype=DType.BFLOAT16, timing=Timing(rotate=2))
     item = next(i for i in registry.load() if (i.op, i.name) == (case.op, "sdpa_gqa"))
@@ -139,7 +140,7 @@ def test_the_controls_of_the_queue_are_caught_and_candidates_are_judged(tmp_path
         "hidden_in_a_thread": "caught",
     }, [(r.implementation, r.status, r.reason) for r in queue.values()]
     assert queue["thousand_launches"].launches >= 1000
-    # If its launches fill the queue, the finding uses the time of its kernels.
+    # If its launches fill the device's queue, the finding uses the time of its kernels.
     many = queue["thousand_launches"]
     assert many.kernels_us < 1e3 * many.median_in(Regime.QUEUE)
     mine = [r for r in records if r.role is Role.CANDIDATE and r.status is Status.OK]

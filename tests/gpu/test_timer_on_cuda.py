@@ -1,4 +1,4 @@
-"""The timer against CUPTI, an independent clock of the same device."""
+"""The timer agrees with CUPTI, an independent clock of the same device."""
 
 import statistics
 from collections import Counter
@@ -24,7 +24,7 @@ SAMPLES = 60
 
 @pytest.fixture(scope="module")
 def clock():
-    """The timer, and by the run's own calibration what it adds to a call (ms)."""
+    """Return the timer, and what it adds to a call (ms) as a run measures it."""
     timer = CudaTimer()
     return timer, ceilings._measure_offset(timer)
 
@@ -51,7 +51,8 @@ def test_what_the_timer_adds_is_small_and_constant(clock):
 
 
 def test_calls_of_one_kernel_agree_with_cupti(clock):
-    """12 cases: the median less what the timer adds, within 3 % or 1 us of the kernel's time."""
+    """In 12 cases, the median less what the timer adds is within 3 % or 1 us of the kernel's
+    time."""
     timer, offset = clock
     off = {}
     for name, call in calls(gqa, ("float16", "bfloat16")):
@@ -65,7 +66,7 @@ def test_calls_of_one_kernel_agree_with_cupti(clock):
 
 
 def test_calls_of_several_kernels_lie_between_their_sum_and_their_span(clock):
-    """CUPTI makes the gap between two kernels longer while it watches; their sum has none."""
+    """CUPTI lengthens the gaps between kernels. The sum of the kernels' times holds no gap."""
     timer, offset = clock
     for name, call in calls(heads_as_queries, ("float16",)):
         ours = by_events(timer, call) - offset
@@ -78,17 +79,18 @@ def test_calls_of_several_kernels_lie_between_their_sum_and_their_span(clock):
 
 
 def by_events(timer, call):
-    """Median of the timer's samples, in ms."""
+    """Return the median of the timer's samples (ms)."""
     for _ in range(20):
         timer.sample("warm", call)
     return statistics.median(timer.sample("call", call)[0].time_ms for _ in range(SAMPLES))
 
 
 def by_cupti(timer, call):
-    """Return medians of the summed times and of the span of kernels (ms), and kernels a call.
+    """Return the medians of the kernels' summed times and of their span (ms), and the kernels of a
+    call.
 
-    A sample whose launch gap showed is tried again, and every try begins with a spin and a flush.
-    Kernels between two spins that are in most tries belong to the call.
+    The timer tries a sample again if its launch gap showed. Each try begins with a spin and a
+    flush. Kernels that follow the flush in most tries belong to the call.
     """
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(SAMPLES):
@@ -121,7 +123,7 @@ def _after_the_flush(one):
 
 
 def test_that_a_call_could_not_be_hidden_is_forgotten_with_its_case(clock):
-    """Another case's call of the same name may not wait for the device."""
+    """In another case, the call of the same name may not wait for the device."""
     timer, _ = clock
     assert not timer.sample("flex", torch.cuda.synchronize)[0].gap_hidden
     timer.forget()

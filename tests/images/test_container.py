@@ -1,4 +1,4 @@
-"""The image of the CPU combo, built and run for real; `.ci/run` provides daemon and base."""
+"""Build and run the image of the combo `cpu`. `.ci/run` provides the daemon and the base image."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def wheels(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(wheels):
-    """The image's id, and the revision that it was built from."""
+    """Build the image. Return its id and the revision of its sources."""
     sources = CHECKOUT.revision()
     done = nsabench("images", "build", "cpu", "--base", BASE, "--wheelhouse", wheels)
     assert done.returncode == 0, done.stderr
@@ -84,7 +84,7 @@ def in_image(results, *arguments, **options):
 
 
 def test_the_documented_run_is_verified_outside(image, results):
-    """`docker run … nsabench:cpu all` as docker/README.md has it, to the letter."""
+    """The command `docker run … nsabench:cpu all` is run exactly as in docker/README.md."""
     text = (CHECKOUT.docker / "README.md").read_text()
     commands = re.findall(r"^(docker run (?:.*\\\n)*.*)$", text, re.MULTILINE)
     (documented,) = [command for command in commands if "nsabench:cpu all" in command]
@@ -95,7 +95,7 @@ def test_the_documented_run_is_verified_outside(image, results):
     done = subprocess.run(
         ["sh", "-c", documented], cwd=results.parent, capture_output=True, text=True, timeout=840
     )
-    # 1: complete, but a time came out odd on a busy machine. Whether times are right is for others.
+    # 1: the run is complete, but a busy machine disturbed a time. Other tests check times.
     assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr
     run = results / "first"
     assert (run / "report.html").stat().st_size > 500_000, "charts included"
@@ -108,7 +108,7 @@ def test_the_documented_run_is_verified_outside(image, results):
 
 @pytest.fixture
 def begun(image, results, tmp_path):
-    """A run that has begun: its matrix, the process that follows it, and its folder."""
+    """Begin a run in a container. Yield its matrix, the process that follows it, and its folder."""
     matrix = tmp_path / "tiny.yaml"
     matrix.write_text(TINY)
     running = subprocess.Popen(
@@ -131,7 +131,7 @@ def resume(results, matrix):
     done = subprocess.run(
         in_image(results, "run", "--resume", "results/run", input=matrix), timeout=300
     )
-    # As above: a control may have been missed since the machine was busy; nothing may be missing.
+    # 1: a busy machine may hide a control, but no record may be missing.
     assert done.returncode in (0, 1)
     records = pq.read_table(results / "run" / "records.parquet").to_pylist()
     measured = [(record["case_id"], record["implementation"]) for record in records]
@@ -160,7 +160,7 @@ def test_a_run_that_docker_ended_is_resumed_from_the_results_alone(image, begun,
 
 
 def run_as_documented(results, *changes):
-    """Run a small `all` by docker alone. changes: of options of docker, old and new."""
+    """Run a small `all` with docker alone. changes: pairs of an old and a new option of docker."""
     options = "--rm --read-only --network none --cap-drop ALL --tmpfs /tmp:rw,exec"
     for old, new in changes:
         options = options.replace(old, new)
@@ -200,7 +200,8 @@ def test_labels(built):
 
 
 def test_a_worker_finds_bytecode(image):
-    """An image can keep none as it runs: each worker spent 9 s compiling torch."""
+    """In a read-only container, each worker would have to compile modules without bytecode
+    again."""
     source = (
         "import pathlib, sys, nsa_kernels, nsabench.worker, torch._dynamo\n"
         "made = {m.__name__: m.__cached__ for m in list(sys.modules.values())"
@@ -215,7 +216,7 @@ def test_a_worker_finds_bytecode(image):
 
 
 def test_a_few_attacks_gain_nothing_in_it(image, capfd):
-    """`just attacks-in-container` makes them all."""
+    """`just attacks-in-container` runs all of them."""
     few = ["tests/attacks/test_attacks.py", "-k", elsewhere.FEW]
     assert elsewhere.in_container(few, image) == 0
     assert f"{len(elsewhere.FEW.split(' or '))} passed" in capfd.readouterr().out

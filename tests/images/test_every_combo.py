@@ -1,4 +1,4 @@
-"""The script that tries the image of every combo."""
+"""every-combo.sh builds the image of every combo and tries it once."""
 
 import os
 import subprocess
@@ -8,7 +8,8 @@ from nsabench.images import combos
 CHECKOUT = combos.checkout()
 
 
-# A daemon with so many GB free, and an nsabench that lists two combos and builds what is not "bad".
+# A docker that answers from files, and a python whose nsabench lists two combos. It fails to build
+# `bad`, and takes too long for `slow`.
 DOCKER = """#!/bin/sh
 case "$1 $2" in
 "info --format") pwd ;;
@@ -66,14 +67,14 @@ def test_every_combo_is_tried_once_and_a_slow_one_is_given_up(tmp_path):
     assert lines[2].startswith("| `good` |") and "| 1.5 GB |" in lines[2]
     assert lines[2].endswith("| 7 launches, 0 failed |")
     assert every_combo(tmp_path, "bad", "slow", "good").stdout == first.stdout
-    assert (tmp_path / "calls").read_text() == "", "what is done is not tried again"
+    assert (tmp_path / "calls").read_text() == "", "a combo that was tried is not tried again"
     every_combo(tmp_path)
     calls = (tmp_path / "calls").read_text()
     assert "images build other" in calls and "images build good" not in calls
 
 
 def test_what_a_build_left_goes_and_what_others_build_stays(tmp_path):
-    """One of the images was there before, and one is of a build that runs beside this one."""
+    """One dangling image is older than the build, and one belongs to another build."""
     assert every_combo(tmp_path, "good").returncode == 0
     assert (tmp_path / "lines" / "good.md").is_file()
     assert (tmp_path / "removed").read_text().split() == ["nsabench:good", "0123456789ab"]

@@ -1,4 +1,4 @@
-"""Combos, locks and the settings of a container, without a daemon."""
+"""Combos, locks and settings of containers, tested without a daemon."""
 
 import re
 import shutil
@@ -105,7 +105,8 @@ def test_the_base_is_pinned_by_digest():
 
 
 class Client:
-    """A daemon that notes what it is to create. forgets: requests for GPUs, as podman does."""
+    """A client that records what its daemon is to create. forgets: whether the daemon drops
+    requests for GPUs, as podman does."""
 
     def __init__(self, forgets=False):
         self.forgets, self.asked, self.removed = forgets, dict[str, Any](), False
@@ -150,7 +151,7 @@ def test_the_container_is_shut_off(tmp_path, monkeypatch):
     [("cpu", ""), ("torch2.11.0-cu130", "driver>=580")],
 )
 def test_an_image_asks_the_host_for_the_driver_of_its_cuda(monkeypatch, name, required):
-    """The container toolkit then refuses an older one, as with NVIDIA's images."""
+    """For an image with this requirement, NVIDIA's container toolkit refuses an older driver."""
     pytest.importorskip("docker")
     client = Client()
     monkeypatch.setattr("nsabench.images.daemon.connect", lambda: client)

@@ -1,6 +1,7 @@
-"""Functions of public libraries in plain PyTorch, with the arguments that a library documents.
+"""Replace functions of public libraries by plain PyTorch, with the arguments that a library
+documents.
 
-An adapter that gives a wrong argument gets a wrong output.
+If an adapter gives a wrong argument, its output is wrong or an assertion fails.
 """
 
 import itertools
@@ -13,12 +14,13 @@ from nsa_kernels.selection.blocks.naive import naive_blocks
 
 
 def attend(q, k, v, scale):
-    """q [G,D], k [n,D], v [n,Dv]."""
+    """Return attention of the rows q [G,D] to k [n,D], v [n,Dv]."""
     return (q @ k.T * scale).softmax(-1) @ v
 
 
 def topk_sparse_attention(q, k, v, topk_idx, block_size, cu_seqlens, softmax_scale):
-    """Flash-NSA reads a row from its first slot up to its first empty slot."""
+    """Attend as Flash-NSA: as many first slots of a row are read as hold blocks up to the query's
+    own."""
     assert topk_idx.dtype == cu_seqlens.dtype == torch.int32 and topk_idx.is_contiguous()
     out = torch.zeros_like(q)
     group = q.shape[1] // k.shape[1]
@@ -50,7 +52,8 @@ def selection_attention_wrapper(
     max_s_k,
     is_causal,
 ):
-    """cuDNN reads the first `block_counts` slots of a row, which must be blocks."""
+    """Attend as cuDNN: the first `block_counts` slots of a row are read, and all slots must be
+    blocks."""
     assert is_causal and block_indices_tensor.min() >= 0 and max_s_q == max_s_k
     slots = torch.arange(block_indices_tensor.shape[-1])
     chosen = block_indices_tensor.where(slots < block_counts_tensor.unsqueeze(-1), -1)
@@ -74,7 +77,7 @@ def parallel_nsa(
     scale,
     cu_seqlens,
 ):
-    """fla-core attends to given blocks, or to blocks that it selects, and to a window."""
+    """Attend as fla-core: to given blocks or to blocks that it selects, and to a window."""
     assert (g_cmp is None) != (block_indices is None) and (g_swa is None) == (window_size == 0)
     assert cu_seqlens is None or cu_seqlens.dtype == torch.int64
     assert block_indices is None or block_indices.dtype == torch.int64
@@ -103,7 +106,7 @@ def parallel_nsa(
 
 
 class PagedDecode:
-    """FlashInfer's `BatchDecodeWithPagedKVCacheWrapper`, NHD."""
+    """Replaces `BatchDecodeWithPagedKVCacheWrapper` of FlashInfer, with the layout NHD."""
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class PagedDecode:
         return out
 
     def page(self, x, pages, last):
-        """Return the keys of a row; keys behind the last one are not read."""
+        """Return the keys or the values of a row. Nothing after the last token is read."""
         size, (page, token, _, _) = self.sizes.page, x.stride()
         held = [size] * (len(pages) - 1) + [last]
         flat = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
@@ -169,8 +172,8 @@ class PagedDecode:
 
 
 def of_sequence(q, k, v, scale, causal=False, window=(None, None)):
-    """q [n,HQ,D], k [m,H,D], v [m,H,D]; causal and window are aligned at the ends, and a query
-    without keys gives zeros."""
+    """Return attention of one sequence: q [n,HQ,D], k [m,H,D], v [m,H,D]. The last query is at the
+    last key, for causal and window. A query without keys gives zeros."""
     n, m = len(q), len(k)
     group = q.shape[1] // k.shape[1]
     behind = (torch.arange(n).view(n, 1) + m - n) - torch.arange(m)
@@ -183,7 +186,7 @@ def of_sequence(q, k, v, scale, causal=False, window=(None, None)):
 
 
 def flash_attn_func(q, k, v, *, softmax_scale, causal=False, window_size=(-1, -1), num_splits=1):
-    """FlashAttention's, 2 and 4: q [B,n,HQ,D], k, v [B,m,H,D]."""
+    """Attend as FlashAttention-2 and 4: q [B,n,HQ,D], k, v [B,m,H,D]."""
     rows = zip(q, k, v, strict=True)
     return torch.stack([of_sequence(*row, softmax_scale, causal, window_size) for row in rows])
 
@@ -203,7 +206,7 @@ def flash_attn_varlen_func(
     seqused_k=None,
     page_table=None,
 ):
-    """FlashAttention over packed sequences, or over pages: q [n,1,G,D], k [pages,page,1,D]."""
+    """Attend over packed sequences, or over pages: q [n,1,G,D], k [pages,page,1,D]."""
     out = torch.empty_like(q)
     if page_table is not None and seqused_k is not None:
         assert page_table.dtype == seqused_k.dtype == torch.int32
@@ -224,7 +227,7 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(q, k_cache, v_cache, *, softmax_scale, num_splits=0):
-    """FlashAttention-2's: q [B,n,HQ,D] against the whole cache [B,m,H,D]."""
+    """Attend as FlashAttention-2: q [B,n,HQ,D] to the whole cache [B,m,H,D]."""
     return flash_attn_func(q, k_cache, v_cache, softmax_scale=softmax_scale)
 
 

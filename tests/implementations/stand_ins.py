@@ -1,4 +1,4 @@
-"""Inputs and replacements of CUDA kernels for tests of baselines and of adapters."""
+"""Inputs, and replacements of CUDA kernels, for tests of baselines and adapters."""
 
 import torch
 from torch.nn.attention import flex_attention as module
@@ -16,7 +16,7 @@ def drawn(op, distribution, *, dtype=DType.FLOAT32, seed=3, **sizes):
 
 
 def registered(op, name):
-    """Return what is called under a name."""
+    """Return the callable of an implementation."""
     return next(i.call for i in registry.load() if (i.op, i.name) == (op, name))
 
 
@@ -29,7 +29,7 @@ def assert_right(call, op, inputs, tolerance=1e-05):
 
 
 def aten_flash(q, k, v, cu, longest, sm_scale, window=0, *, causal=True):
-    """FlashAttention in plain PyTorch, with NaN in rows that it would not write."""
+    """Attend as FlashAttention, in plain PyTorch, with NaN in rows that it would not write."""
     assert not window
     dtype = q.dtype
     q, k, v = q.float(), k.float(), v.float()

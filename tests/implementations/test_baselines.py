@@ -1,4 +1,4 @@
-"""The baselines of torch: the arguments of its kernels, results that are kept, and masks."""
+"""The baselines of torch: the arguments of its kernels, kept results, and masks."""
 
 from contextlib import nullcontext
 
@@ -38,7 +38,7 @@ def assert_right(call, op, inputs):
 @pytest.mark.parametrize("name", ["flash_varlen", "flash_varlen_gqa"])
 @pytest.mark.parametrize("distribution", ["spread", "empty_rows", "all_empty"])
 def test_flash_attention_receives_the_length_of_the_longest_row(monkeypatch, name, distribution):
-    """With the length of the packing it splits no long row and is four times slower (H200)."""
+    """With the number of all keys instead, FlashAttention would not split long rows."""
     told = []
 
     def flash(*given, **how):
@@ -91,7 +91,7 @@ def test_selected_keys_are_packed_without_waiting_for_the_device(monkeypatch, di
 
 @pytest.mark.parametrize("distribution", ["disjoint", "reversed", "empty_rows", "all_empty"])
 def test_places_without_a_key_have_no_gradient(monkeypatch, distribution):
-    """FlashAttention's backward does not write there."""
+    """FlashAttention's backward does not write gradients there."""
 
     def flash(q, k, v, cu, *given, causal):
         for x in (k, v):

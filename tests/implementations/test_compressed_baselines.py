@@ -1,4 +1,4 @@
-"""FlashAttention over compressed keys."""
+"""Baselines that call FlashAttention over compressed keys."""
 
 import pytest
 import torch

@@ -16,7 +16,8 @@ WHOLE = {**SIZES, "B": 1, "T": 150, "n_selected": 4, "window": 20}
 
 
 class Helper:
-    """`NSAHelper`: sizes, and what it derives of the sequences when they are others."""
+    """Replaces `NSAHelper`: it holds sizes, and derives counts if the sequences differ from those
+    before."""
 
     kernel_size, stride, block_size, window_size, top_n = 32, 16, 64, 512, 16
     x_cu_seqlens: Tensor | None = None
@@ -39,7 +40,7 @@ class Helper:
 
 
 def sequences():
-    """The tokens and the compressed keys of each."""
+    """Yield the slice of tokens and the slice of compressed keys of each sequence."""
     assert Helper.x_cu_seqlens is not None
     ends = Helper.x_cu_seqlens.tolist()
     keys = [0, *Helper.counts.cumsum(0).tolist()]
@@ -78,7 +79,6 @@ def slc_topk_indices(q, k, lse, sm_scale, maybe_efficient_version):
 
 
 def select_attn(q, k, v, topk, sm_scale):
-    """A row is read up to the number of blocks up to its own, or of slots."""
     assert Helper.x_cu_seqlens is not None
     given = (q, k, v, topk, Helper.block_size, Helper.x_cu_seqlens)
     return libraries.topk_sparse_attention(*given, sm_scale)
@@ -91,7 +91,7 @@ def fused_sigmoid_combine(a, b, c, w):
 
 
 def near(q, k, v, cu, longest, scale, window):
-    """FlashAttention of packed sequences."""
+    """Attend to a window in each packed sequence."""
     out = torch.zeros_like(q)
     for tokens, _ in sequences():
         given = (x[tokens] for x in (q, k, v))
@@ -119,7 +119,7 @@ def library(monkeypatch):
 
 
 def test_all_of_nsa_is_right(library):
-    """Sizes change from case to case, with and without the sequences."""
+    """Sizes change from case to case, with the same and with other sequences."""
     cases = [
         ("dense", {}),
         ("dense", {"window": 7, "n_selected": 3}),
@@ -133,7 +133,7 @@ def test_all_of_nsa_is_right(library):
 
 
 def test_sequences_may_change_in_place(library):
-    """The library keeps the tensor; the bench swaps inputs of a case in place."""
+    """The library keeps `cu_seqlens`, and a worker exchanges the values of inputs in place."""
     sizes = {**WHOLE, "B": 3, "T": 60}
     first, second = (drawn("nsa_attention", "packed", seed=seed, **sizes) for seed in (5, 6))
     assert not torch.equal(first.tensors["cu_seqlens"], second.tensors["cu_seqlens"])

@@ -1,4 +1,4 @@
-"""Kernels that are right pass, whatever they are written as and however their output lies."""
+"""Right kernels pass in every form of code and with every layout of the output."""
 
 import functools
 import threading
@@ -50,7 +50,7 @@ def offset_output(*tensors, sm_scale):
 
 @form
 def expanded_output(q, k, v, *, sm_scale):
-    """Return one row for all heads, which is right for one key."""
+    """With one key, return one row for all heads, which is right."""
     if k.shape[1] > 1:
         return plain(q, k, v, sm_scale=sm_scale)
     return plain(q[:, :1], k, v, sm_scale=sm_scale).expand(-1, q.shape[1], -1)
@@ -82,7 +82,7 @@ FORMS |= {
     "partial": functools.partial(attend_in_blocks, 3),
     "anonymous": lambda q, k, v, *, sm_scale: plain(q, k, v, sm_scale=sm_scale),
 }
-COMPILED = "compiled"  # by the test: the compiler takes seconds to import
+COMPILED = "compiled"  # made by a fixture, since importing the compiler takes seconds
 
 
 @form
@@ -147,7 +147,7 @@ def autograd_function(*tensors, sm_scale):
 
 @pytest.fixture(scope="module")
 def records():
-    """The record of each form, and what speaks against it."""
+    """Return the record of each form, and the findings against it except notes."""
     results = {}
     compiled = torch.compile(Attention(), backend="eager", dynamic=False)
     forms = FORMS | {COMPILED: compiled}

@@ -12,7 +12,7 @@ from tests.implementations.controls.test_every_op import SHAPES
 from tests.runs import record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SEEDS = 6  # large logits need many: rounding shows where the best two of a row are near
+SEEDS = 6  # for FAR_APART: rounding shows in rows whose two largest logits are near each other
 OF_BLOCKS = {"dense": {"S": 12}}  # of selection_blocks
 honest = [i for i in registry.load() if i.role is Role.BASELINE and Runs.CPU in i.devices]
 FAR_APART = ("large_logits", "one_hot")

@@ -76,7 +76,7 @@ CACHE = {"B": 2, "HQ": 8, "H": 2, "D": 64, "block_size": 64, "n_selected": 4}
 def test_blocks_of_a_cache_are_pages(stand_ins, S):
     inputs = drawn("decode_selected", ops.get("decode_selected").distributions[0], S=S, **CACHE)
     pages = registered("decode_selected", "flashinfer_pages")
-    for _ in range(2):  # the plan is kept, and the table written anew
+    for _ in range(2):  # the second call keeps the plan and writes the table again
         assert_right(pages, "decode_selected", inputs)
     cut_off = pytest.raises(Unsupported, match="a partial block")
     with nullcontext() if S in (256, 512) else cut_off:
@@ -155,7 +155,7 @@ def smallest(op):
 
 @pytest.fixture
 def library(monkeypatch):
-    """A module `fla` with nothing in it, installed in version 9."""
+    """Return an empty module in the place of fla-core's, installed in version 9.0."""
     _calls.find_function.cache_clear()
     module = types.ModuleType("fla.ops.nsa.parallel")
     monkeypatch.setitem(sys.modules, module.__name__, module)

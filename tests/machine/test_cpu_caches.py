@@ -1,4 +1,4 @@
-"""What Linux tells of a CPU's caches."""
+"""The size of the last-level cache follows from what Linux tells of the caches."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from nsabench.machine.cpu_caches import COMMON_BYTES, LEAST_BYTES, MOST_BYTES, l
     ],
 )
 def test_the_last_level_that_is_told_of(told, expected, tmp_path):
-    levels = (1, 1, 2, 3)  # data, instructions, and what both are read through
+    levels = (1, 1, 2, 3)  # data, instructions, and two caches for both
     for number, (size, level) in enumerate(zip(told, levels, strict=False)):
         (tmp_path / f"index{number}").mkdir()
         (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")

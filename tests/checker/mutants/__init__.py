@@ -1,6 +1,6 @@
-"""Small, plausible bugs, each put into a right kernel: the judge must find every one.
+"""Mutants: right kernels, each with one small, plausible bug that the checker must find.
 
-`kernel` and `right` hold the right kernel of each op, in tiles as a device has it. `selections`,
-`bands` and `backward` list the mutants, a line each. A line says on which case the mutant is run,
-what the bug is, the id of its diagnosis, and the one thing that is changed.
+`kernel` and `right` hold the right kernel of each op, which reads keys in tiles as on a GPU.
+`selections`, `bands` and `backward` list the mutants. Each line holds the case on which the mutant
+runs, the bug, the id of its diagnosis, and the one thing that is changed.
 """

@@ -1,4 +1,4 @@
-"""The gradients of the ops that have a backward."""
+"""Mutants of the gradients of ops that have a backward."""
 
 import math
 
@@ -18,7 +18,7 @@ PACKED = case(selections.BLOCKS, "bfloat16", "packed", "backward", **OF_PACKED)
 WINDOW = case(bands.WINDOW, "bfloat16", "dense", "backward", window=64, **bands.EDGE)
 EXACT = case(bands.WINDOW, "float32", "dense", "backward", window=65, **bands.EDGE)
 KEYS = case(bands.COMPRESSED, "bfloat16", "dense", "backward", **bands.EDGE, **bands.SIZES)
-# Late keys are seen by few queries, so that their gradients are small beside a typical row.
+# Few queries see late keys, so the gradients of these keys are smaller than a typical row.
 LONG = case(bands.COMPRESSED, "bfloat16", "dense", "backward", **OF_LONG, **bands.SIZES)
 
 
@@ -81,7 +81,7 @@ def added_to_those_before():
 
 
 class Lost(torch.autograd.Function):
-    """Loses the last row of an output, and hands its gradient back as it is."""
+    """Set the last row of an output to zero, and pass its gradient on unchanged."""
 
     @staticmethod
     def forward(ctx, out):
@@ -103,7 +103,7 @@ def unscaled(self, ds, k, scale):
 
 
 def log2e_extra(self, ds, k, scale):
-    """The gradient of exp2(s log2(e)) with the factor log2(e) but without the factor log(2)."""
+    """Differentiate exp2(s log2(e)) with the factor log2(e) but without the factor log(2)."""
     return (ds @ k) * scale * math.log2(math.e)
 
 

@@ -1,4 +1,5 @@
-"""sliding_window, compressed, causal_attention, nsa_attention, and the ops of decoding."""
+"""Mutants of sliding_window, compressed, causal_attention, nsa_attention and the ops of
+decoding."""
 
 from dataclasses import replace
 

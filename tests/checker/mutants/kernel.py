@@ -1,4 +1,4 @@
-"""The right kernel that all ops share: attention a tile of keys at a time, in float32.
+"""The right kernel that most ops share: attention a tile of keys at a time, in float32.
 
 A mutant of the softmax or of the backward changes one of its steps.
 """
@@ -14,11 +14,11 @@ class Steps:
     tile = 64
 
     def changed(self, **steps):
-        """Return these steps with others, functions of (self, ...), in the place of some."""
+        """Return these steps with some replaced by `steps`, which are functions of (self, ...)."""
         return type("Changed", (type(self),), steps)()
 
     def edges(self, lo, hi):
-        """Return the first key of each query, and the one behind the last."""
+        """Return the first key of each query, and the end after its last key."""
         return lo, hi
 
     def score(self, q, k, scale):
@@ -54,7 +54,8 @@ class Steps:
         return torch.where(total == 0, 0.0, output / total)
 
     def attend(self, q, k, v, times, scale):
-        """float32 [..., M, Dv] of q [..., M, D], k [..., L, D], v [..., L, Dv], times [..., L]."""
+        """Return float32 [..., M, Dv] of q [..., M, D], k [..., L, D], v [..., L, Dv], times [...,
+        L]."""
         q, k, v = q.float(), k.float(), v.float()
         top = q.new_full((*q.shape[:-1], 1), -math.inf)
         total, output = torch.zeros_like(top), q.new_zeros(*q.shape[:-1], v.shape[-1])
@@ -79,19 +80,19 @@ def as_it_is(self, x, *_):
 
 
 def masked_scores_zero(self, scores, times):
-    """In a tile of which some keys are selected; the others are skipped."""
+    """Set masked scores to 0 in rows of a tile with a selected key. Other rows stay masked."""
     skipped = (times == 0).all(-1, keepdim=True).expand(scores.shape)
     return scores.masked_fill(times == 0, 0.0).masked_fill(skipped, -math.inf)
 
 
 def stale_tile(self, v, start):
-    """The copy of a tile had not arrived: the race that a missing barrier is, made visible."""
+    """Return the tile before, as if a missing barrier let the kernel read too early."""
     right = Steps.values(self, v, start)
     stale = Steps.values(self, v, max(start - self.tile, 0))
     return stale if stale.shape == right.shape else right
 
 
-# Wrong steps of more than one op.
+# Wrong steps of mutants.
 BFLOAT16_WEIGHTS = RIGHT.changed(weights=lambda self, p: p.bfloat16().float())
 EXP2_WITHOUT_LOG2E = RIGHT.changed(exp=lambda self, x: torch.exp2(x))
 EXP_WITH_LOG2E = RIGHT.changed(score=lambda self, q, k, s: (q @ k.mT) * (s * math.log2(math.e)))
@@ -152,7 +153,7 @@ RIGHT_BACKWARD = Backward()
 
 
 def sum_in_bfloat16(group, tile=64):
-    """Return a sum over queries a head at a time, a tile of queries at a time."""
+    """Return a step that sums over queries in bfloat16, head by head and tile by tile."""
 
     def over_queries(self, weights, x):
         total = torch.zeros_like(weights.mT @ x)
@@ -165,7 +166,8 @@ def sum_in_bfloat16(group, tile=64):
 
 
 def sum_of_some(group, heads=slice(None), queries=slice(None)):
-    """Return a sum over some heads of a group and some queries. Rows are ordered by head."""
+    """Return a step that sums over some heads of a group and some queries. Rows are ordered by
+    head."""
 
     def over_queries(self, weights, x):
         some = [t.unflatten(-2, (group, -1))[..., heads, queries, :] for t in (weights, x)]

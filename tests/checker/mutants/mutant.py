@@ -1,4 +1,4 @@
-"""Mutants: a right kernel, wrong in one thing, with the case it is run on."""
+"""Make mutants: right kernels with one bug, each with the case on which it runs."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ MUTANTS = []
 
 @dataclass(frozen=True)
 class Mutant:
-    """diagnosis: its id."""
+    """diagnosis: the id of the diagnosis that the bug must have."""
 
     case: Case
     bug: str
@@ -31,13 +31,13 @@ class Mutant:
 
 
 def case(op, dtype, distribution="dense", direction="forward", **shape):
-    """Return a case as the shipped matrices have it, with a few timed calls."""
+    """Return a case with a few timed calls."""
     fields = {"dtype": dtype, "distribution": distribution, "direction": direction}
     return a_case(op, shape, **fields, seed=11, timing=rounds(3, warmup_s=1e-4, rotate=2))
 
 
 def right_kernel(case):
-    """Return the kernel that the mutants of a case are made of."""
+    """Return the kernel from which the mutants of a case are made."""
     kernel = KERNELS[case.op]
     return partial(kernel, steps=RIGHT_BACKWARD) if case.direction == "backward" else kernel
 
@@ -56,7 +56,7 @@ def broken_steps(*rows):
 def broken_edges(*rows):
     """Add right kernels whose queries see other keys: (case, bug, diagnosis, change).
 
-    change: (first key, one behind the last) of each query -> others.
+    change: maps the first key of each query, and the end after its last key, to others.
     """
     for case, bug, diagnosis, change in rows:
         steps = RIGHT.changed(edges=lambda self, lo, hi, change=change: change(lo, hi))
@@ -78,7 +78,7 @@ def broken_inputs(*rows):
 
 
 def broken_outputs(*rows):
-    """Add right kernels: (case, bug, diagnosis, change).
+    """Add right kernels with other outputs: (case, bug, diagnosis, change).
 
     change: alters the output in place, or returns another.
     """
@@ -93,7 +93,7 @@ def broken_outputs(*rows):
 
 
 def heads_in_turn(*cases):
-    """Add kernels that deal query heads, axis 2 or the last but one, to KV heads in turn."""
+    """Add kernels that deal query heads to KV heads in turn, instead of in groups."""
     for case in cases:
 
         def kernel(*tensors, case=case, **options):
@@ -109,7 +109,7 @@ def heads_in_turn(*cases):
 
 
 def put(**arguments):
-    """Return a change that puts these in the place of arguments."""
+    """Return a change that replaces arguments by these."""
     return lambda x: arguments
 
 
@@ -124,7 +124,7 @@ def at(*index):
 
 
 def first(axis):
-    """Return a change of a tensor to its first element along an axis, for all."""
+    """Return a change of a tensor that repeats its first element along an axis."""
     return lambda x: x.narrow(axis, 0, 1).expand_as(x)
 
 
@@ -138,7 +138,8 @@ def unwritten(*index):
 
 
 def stale(index):
-    """Return a change of an output that leaves a part, `index(arguments)`, of the call before."""
+    """Return a change of an output that leaves a part, `index(arguments)`, as in the call
+    before."""
     before = []
 
     def spoil(out, x):

@@ -1,4 +1,5 @@
-"""The right kernel of each op, of which mutants are made: its selection, and `Steps.attend`."""
+"""The right kernel of each op, from which mutants are made. Most call `Steps.attend` on the op's
+selection."""
 
 import torch
 
@@ -9,7 +10,7 @@ KERNELS = {}
 
 
 def right(*ops):
-    """The decorated kernel is the right one of these ops."""
+    """Register the decorated kernel as the right one of these ops."""
 
     def register(kernel):
         KERNELS.update(dict.fromkeys(ops, kernel))
@@ -21,7 +22,7 @@ def right(*ops):
 def attend(q, k, v, times, scale, steps=RIGHT):
     """Return [B, T, HQ, Dv] of q [B, T, HQ, D], k [B, L, H, D], v [B, L, H, Dv].
 
-    times: how often a query's selection holds each key, [B, H, T, L] or what becomes it.
+    times: how often a query's selection holds each key, broadcast to [B, H, T, L].
     """
     group = q.shape[2] // k.shape[2]
     # Query head i is the (i % group)-th of KV head i // group.
@@ -43,7 +44,7 @@ def held(ranges, keys):
 
 
 def starts(tokens, cu, of=None):
-    """Return where each token's sequence begins; or what `of` says of its sequence."""
+    """Return the first token of each token's sequence, or the entry of `of` for the sequence."""
     if cu is None:
         return torch.zeros(tokens, dtype=torch.int64)
     begins = (cu if of is None else of).long()[:-1]
@@ -51,7 +52,7 @@ def starts(tokens, cu, of=None):
 
 
 def attend_band(q, k, v, lo, hi, scale, steps):
-    """Query t sees the keys from lo[t] up to hi[t]."""
+    """Attend from query t to the keys from lo[t] up to hi[t], without hi[t]."""
     lo, hi = steps.edges(lo, hi)
     key = torch.arange(k.shape[1])
     seen = (key >= lo.unsqueeze(1)) & (key < hi.unsqueeze(1))
@@ -66,7 +67,7 @@ def rows(q, k, v, *, sm_scale, steps=RIGHT):
 
 @right("selection_varlen")
 def varlen(q, k, v, cu_seqlens, *, sm_scale, max_seqlen, steps=RIGHT, padded=1):
-    """padded: rows are as long as the next multiple of it, and the keys behind their end zero."""
+    """padded: rows are read up to the next multiple of it, with zeros for keys after their end."""
     start, end = steps.edges(cu_seqlens[:-1].long(), cu_seqlens[1:].long())
     count = (end.clamp(max=len(k)) - start).unsqueeze(1)
     longest = (count + padded - 1) // padded * padded
@@ -79,7 +80,7 @@ def varlen(q, k, v, cu_seqlens, *, sm_scale, max_seqlen, steps=RIGHT, padded=1):
 
 @right("selection_ranges")
 def ranges(q, k, v, ranges, *, sm_scale, selected_len, steps=RIGHT, most=None):
-    """most: keys of a row that are read."""
+    """most: how many keys of a row are read at most; None: all."""
     times = held(ranges, k.shape[2]).transpose(1, 2)
     if most is not None:
         times = times * ((times > 0).cumsum(-1) <= most)
@@ -92,7 +93,8 @@ def ranges(q, k, v, ranges, *, sm_scale, selected_len, steps=RIGHT, most=None):
 def blocks(
     q, k, v, block_indices, cu_seqlens=None, *, sm_scale, block_size, steps=RIGHT, shift=0, places=0
 ):
-    """shift: of the causal mask; None: there is no mask. places: of a block that are read."""
+    """shift: of the causal mask, in tokens; None: there is no mask. places: how many keys of a
+    block are read; 0: all."""
     position = torch.arange(q.shape[1])
     sequence = starts(q.shape[1], cu_seqlens)
     block = (position - sequence) // block_size
@@ -136,7 +138,7 @@ def nsa(q, k, v, gates, cu_seqlens=None, **options):
 
 @right("decode_dense", "decode_compressed")
 def decode(q, k, v, *, sm_scale, times=None, steps=RIGHT):
-    """times: [B, H, S]."""
+    """times: [B, H, S], how often the selection holds each key; None: once."""
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     times = every(k) if times is None else times.unsqueeze(2)
     return attend(q.unsqueeze(1), k, v, times, sm_scale, steps).squeeze(1)

@@ -1,4 +1,4 @@
-"""selection_rows, selection_varlen, selection_ranges and selection_blocks."""
+"""Mutants of selection_rows, selection_varlen, selection_ranges and selection_blocks."""
 
 import torch
 from torch.nn.functional import pad
@@ -78,7 +78,7 @@ broken_inputs(
     (UNEVEN, "V is read with K's stride", "v-strides-of-k", values_of_row_strides),
     (DEEP, "a head dim over 128 is cut", "unexplained", on("q k", lambda x: x[..., :128])),
     (UNEVEN, "operands go through bfloat16", "inputs-rounded", rounded("q k v", torch.bfloat16)),
-    # Ten bits of mantissa, as many as float16 has, and here within its range.
+    # float16 has as many bits of mantissa as TF32, and these values are in its range.
     (UNEVEN, "operands go through TF32", "inputs-rounded", rounded("q k", torch.float16)),
     (MANY, "one key is NaN", "not-finite", on("k", with_one_nan)),
     (LONG, "the last split is not merged", "first-keys-only", keys(-SPLIT)),
@@ -136,12 +136,12 @@ broken_steps(
 
 
 def first_split_lost(out, x):
-    """In one row."""
+    """Lose the first split of keys in one row."""
     out[5] = rows(x.q, x.k[:, SPLIT:], x.v[:, SPLIT:], sm_scale=x.sm_scale)[5]
 
 
 def a_key_lost(out, x):
-    """In the last rows."""
+    """Lose the last key in the last three rows."""
     out[-3:] = rows(x.q[-3:], x.k[-3:, :-1], x.v[-3:, :-1], sm_scale=x.sm_scale)
 
 
@@ -217,7 +217,7 @@ def spans(change):
 
 
 def shifted(start, end):
-    """Return a change that moves the ends of spans; empty ones stay so."""
+    """Return a change that moves the starts and ends of spans. Empty spans stay empty."""
     by = torch.tensor([start, end])
     return on("ranges", lambda x: torch.where(x[..., 1:] > x[..., :1], x + by, 0))
 
@@ -230,7 +230,7 @@ def taken_for_sorted(begin, end):
 
 
 def indices_clamped(x):
-    # Seven keys before the first, which are the first, and seven behind the last likewise.
+    # Add seven copies of the first key before it, and seven of the last key after it.
     k, v = (torch.cat([t[:, :, :1]] * 7 + [t] + [t[:, :, -1:]] * 7, 2) for t in (x.k, x.v))
     return {"k": k, "v": v, "ranges": x.ranges + 7}
 

@@ -1,4 +1,4 @@
-"""Every mutant is wrong and has its diagnosis, and what is right stays ok."""
+"""Every mutant is wrong and has its diagnosis, and right kernels stay ok."""
 
 import itertools
 import math
@@ -20,14 +20,14 @@ from tests.checker.mutants.right import KERNELS
 from tests.checking import measured, registered
 from tests.runs import Made, add_attempt, log_of, make_plan
 
-assert backward and bands  # they list their mutants
+assert backward and bands  # importing them adds their mutants
 MUTANTS = {m.name: m for m in LISTED}
 CASES = {m.case.id: m.case for m in LISTED}
 FEWEST = 188
 RIGHT = "right"
-# Long enough for Triton's interpreter, one a family.
+# For Triton's interpreter: one case of each of three ops.
 INTERPRETED = (selections.TAIL, selections.EMPTY, selections.MIXED)
-SHIPPED = registry.load()  # imported while tests are collected, when conftest.py freezes it
+SHIPPED = registry.load()  # loaded while tests are collected, so that conftest.py freezes it
 FORMATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,7 +48,7 @@ def baselines(case):
 def judge(case, kernels, items):
     """Return the records of candidates and of other items, measured together.
 
-    The judge is the product's own: a worker measures, and the checks decide.
+    nsabench's own code makes them: a worker measures, and the checks decide.
     """
     candidates = [registered(case.op, name, kernel) for name, kernel in kernels.items()]
     items = [*candidates, *items]
@@ -63,7 +63,7 @@ def judge(case, kernels, items):
 
 @cache
 def judged(case_id):
-    """Return records of all mutants of a case, of what they are made of, and of a baseline."""
+    """Return records of all mutants of a case, of their right kernel, and of a baseline."""
     case = CASES[case_id]
     kernels = {m.name: m.kernel for m in LISTED if m.case.id == case_id}
     return judge(case, {**kernels, RIGHT: right_kernel(case)}, baselines(case)[:1])
@@ -98,10 +98,10 @@ def test_what_they_are_made_of_is_ok_and_so_is_the_baseline(case):
         assert records[name].status is Status.OK, records[name].reason
 
 
-# Each format in turn: all of them with all ops would take a minute.
+# Each op has one format: all formats with all ops would take too long.
 @pytest.mark.parametrize(("op", "dtype"), zip(KERNELS, itertools.cycle(FORMATS), strict=False))
 def test_the_honest_stay_ok_in_every_format(op, dtype):
-    """All that torch offers on a CPU, and our kernels where the interpreter is quick."""
+    """The right kernel and all baselines run on the smallest case of each direction."""
     for direction in (Direction.FORWARD, Direction.BACKWARD):
         some = [
             c

@@ -1,4 +1,4 @@
-"""The shipped implementations, and a case to try one on, on the CPU."""
+"""The shipped implementations of selection_rows, a case of it, and an arm on the CPU."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Controls that stop clocks, or waste time, in a backward and in replays."""
+"""Controls that stop clocks in a backward and in replays."""
 
 import gc
 import time
@@ -29,7 +29,7 @@ class GullibleTimer(CpuTimer):
 
 
 def became(timer, name):
-    """Return whether a control of a backward is caught under this timer."""
+    """Return what becomes of a control of a backward under this timer."""
     items = {i.name: i for i in registry.load() if i.op == BACKWARD.op}
     some = [items[items[name].wraps], items[name]]
     rows = rows_of(BACKWARD, some, measured(BACKWARD, some, timer=timer))
@@ -37,12 +37,13 @@ def became(timer, name):
 
 
 def test_a_stopped_clock_gains_only_under_a_timer_that_trusts_it():
-    # Other processes on the CPU may slow the baseline; a stopped clock would be missed each time.
+    # If other processes slow the baseline, the control is missed by chance. With a stopped clock,
+    # it would be missed in each attempt.
     attempts = (became(CpuTimer(), "patched_clocks") for _ in range(ATTEMPTS))
     assert Catch.CAUGHT in attempts
     assert became(GullibleTimer(), "patched_clocks") is Catch.MISSED
     before = time.perf_counter()
-    assert time.perf_counter() > before, "and is put back"
+    assert time.perf_counter() > before, "the clock is put back"
 
 
 class Graph:

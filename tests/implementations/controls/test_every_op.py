@@ -63,12 +63,14 @@ LATER = {
     ),
 }
 LATER[Direction.STEP] = LATER[Direction.BACKWARD]
-# Another process on the CPU may delay calls, and some tricks wait for calls that follow fast.
+# Another process on the CPU may delay calls, and some tricks work only if calls follow each other
+# fast.
 ATTEMPTS = 3
 
 
 def directions(op):
-    """A step of nsa_without_window has the controls of nsa_attention."""
+    """Return the directions to be tested. A step of nsa_without_window has the controls of
+    nsa_attention."""
     all_of_them = ops.get(op).directions
     return all_of_them[:2] if op == "nsa_without_window" else all_of_them
 
@@ -117,7 +119,7 @@ def test_parity_catches_controls(op, distribution, direction):
 @pytest.mark.parametrize(
     ("op", "name", "sizes"),
     [
-        ("sliding_window", "one_key_short", {"T": 2000, "window": 1900}),  # told to few queries
+        ("sliding_window", "one_key_short", {"T": 2000, "window": 1900}),  # shows in few rows
         ("sliding_window", "zero_gradients", {"window": 1}),
         ("compressed", "zero_gradients", {"T": 11}),
         ("decode_compressed", "stale_cache", {"S": 8}),
@@ -165,7 +167,7 @@ def caught_of(op, direction, case):
     ],
 )
 def test_inputs_are_drawn_again_from_their_seed(op, distribution):
-    """No input is memory that an op keeps, so a repair restores all of them."""
+    """An op keeps no memory of its inputs, so a repair restores all of them."""
     shape = SHAPES[op] | ({"B": 1} if "B" in SHAPES[op] else {})
     if (op, distribution) == ("selection_blocks", "dense"):
         shape = shape | {"S": 12}

@@ -1,4 +1,4 @@
-"""Controls of selection_rows that parity must catch on the CPU, through the arm that runs them."""
+"""Parity catches controls of selection_rows on the CPU, in the arm that calls them."""
 
 from random import Random
 
@@ -21,7 +21,7 @@ def test_a_remembered_output_is_caught_for_every_seed(make_arm, make_case, seed)
 @pytest.mark.parametrize("seed", range(3))
 def test_skipped_work_is_caught_in_the_timed_calls(make_arm, make_case, seed):
     arm = make_arm("batch_and_skip", make_case(N=16 + seed), seed)
-    arm.check()  # the calls that are usually checked are honest
+    arm.check()  # the calls before the timed ones are honest
     with pytest.raises(Failure, match="in a timed call"):
         for round_ in range(8):
             call = arm.prepare(round_)
@@ -53,7 +53,7 @@ def control(call):
 
 
 def test_reversed_keys_are_a_changed_input(make_case):
-    """A sum of the values would not change."""
+    """Reversing the keys does not change their sum."""
 
     def reverse(q, k, v, *, sm_scale):
         return heads_as_queries(q, k.copy_(k.flip(1)), v.copy_(v.flip(1)), sm_scale)
@@ -84,7 +84,7 @@ def test_a_change_in_an_unchecked_call_is_not_blamed_on_another(shipped, make_ca
         try:
             honest.inspect(1, honest.prepare(1)())
         except Failure as failure:
-            pytest.fail(f"the honest one is accused: {failure.reason}")
+            pytest.fail(f"the honest implementation is accused: {failure.reason}")
 
 
 def test_a_failure_in_a_timed_call_is_diagnosed_on_its_inputs(shipped, make_case):

@@ -1,4 +1,4 @@
-"""Controls that recognise their inputs: right in every call, and computed once for each set."""
+"""Controls that recognise their inputs are right in every call, and compute once for each set."""
 
 from random import Random
 
@@ -59,7 +59,7 @@ NSA |= {"block": 32, "stride": 16, "block_size": 32, "n_selected": 6, "window": 
     ],
 )
 def test_recalled_outputs_are_caught_by_the_roofline(monkeypatch, of_this_cpu, op, direction, name):
-    """The fastest round decides, since other processes make the other rounds slower."""
+    """The time of the fastest round is used for all, since other processes may slow the others."""
     monkeypatch.setitem(SHAPES, "nsa_attention", NSA)
     monkeypatch.setitem(SHAPES, "decode_dense", SHAPES["decode_dense"] | {"S": 8000, "B": 4})
     monkeypatch.setitem(DISTRIBUTION, "nsa_attention", "dense")
@@ -87,7 +87,7 @@ def test_recalled_gradients_are_right_in_any_order_of_inputs(op, dtype):
 
 @pytest.mark.parametrize(("count", "rotate"), [(8, 2), (20, 3), (60, 5)])
 def test_remembered_outputs_are_right_in_any_order_of_inputs(monkeypatch, count, rotate):
-    """Most calls are look-ups, even in the least number of rounds that a matrix has."""
+    """Nearly all calls are look-ups, even in the fewest rounds that a matrix may have."""
     calls, computed = [], []
 
     def counted(*arguments, **options):
@@ -107,12 +107,13 @@ def test_remembered_outputs_are_right_in_any_order_of_inputs(monkeypatch, count,
     [observation] = observations(case, [item])
     assert observation.status is Status.OK, observation.reason
     assert len(observation.samples.time_ms) == count
-    # All timed calls except the first of each set; a set may also come late.
+    # All timed calls are look-ups, except at most two for each set.
     assert len(calls) - len(computed) >= count - 2 * rotate
 
 
 def recording(monkeypatch, case):
-    """Return an arm, and a call that acts as a replay on one set and returns the right output."""
+    """Return an arm, and a function that acts as a replay on a set and returns its output and the
+    oracle's."""
     sets = sets_of(case)
     arm = arm_of(named(case.op, "recalled_in_a_graph"), case, sets, Random(0))
     arm.check()
@@ -135,7 +136,7 @@ def test_a_graph_looks_up_the_right_output(monkeypatch, op, dtype):
         output, expected = replay(index)
         parity.check_values("output", output, expected, case)
         arm.sets.swap(index, rng)
-    # It reads the first values only, so other inputs do not change its output.
+    # The control reads only the first input, so changes of the others do not change its output.
     output, _ = replay(0)
     for tensor in list(arm.sets.sets[0].tensors.values())[1:]:
         tensor.zero_()

@@ -48,7 +48,7 @@ def test_controls_are_planned_in_every_direction_and_in_a_graph(name):
 
 
 def test_controls_of_the_roofline_have_a_case_in_each_direction():
-    """The baseline that such a control wraps takes the case."""
+    """The baseline that the control wraps accepts the sizes of the first such case."""
     for name, direction, mode in (
         ("recalled_output", Direction.FORWARD, Mode.STREAM),
         ("recalled_gradients", Direction.BACKWARD, Mode.STREAM),

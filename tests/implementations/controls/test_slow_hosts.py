@@ -71,7 +71,8 @@ def test_controls_of_the_host_are_right_and_slow(name):
         ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": 0.0105}, Catch.MISSED),
         ({"median_ms": 0.5, "host_us": 240.0, "queued_ms": 0.5}, Catch.DECLINED),
         ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": None}, Catch.UNPROVEN),
-        # 1388 launches fill the queue of the device, so its time has gaps.
+        # 1388 launches fill the device's queue, so the time on the device holds gaps between
+        # kernels.
         ({**FULL, "kernels_us": 4900.0}, Catch.CAUGHT),
         ({**FULL, "kernels_us": 11600.0}, Catch.DECLINED),
         ({**FULL, "kernels_us": None}, Catch.UNPROVEN),
@@ -105,7 +106,7 @@ def test_a_queue_whose_control_was_not_caught_decides_nothing(
     kernels_us: float | None,
     decided: bool,
 ) -> None:
-    """The only control of the check is caught, is not timed, or declines rightly."""
+    """The only control of the check is caught, unproven or declined."""
     slow = {"median_ms": 0.1, "host_us": 20.0, "queued_ms": 0.1}
     best = {"median_ms": 0.2, "host_us": 20.0, "queued_ms": 0.2}
     rows = [

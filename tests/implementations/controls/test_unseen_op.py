@@ -32,7 +32,7 @@ def _rmsnorm():
 
 
 def controls(*baselines):
-    import nsabench.implementations  # noqa: F401 - registers the tricks
+    import nsabench.implementations  # noqa: F401 - registers the controls
 
     return list(validation.controls(baselines))
 

@@ -91,7 +91,7 @@ def healthy():
 
 @pytest.fixture
 def but(healthy):
-    """The healthy machine, but with these fields of these parts changed: `but(host={…})`."""
+    """Return a function that changes fields of parts of the healthy machine: `but(host={…})`."""
 
     def change(base=healthy, **parts):
         changed = {}
@@ -109,7 +109,7 @@ def but(healthy):
 
 @pytest.fixture
 def cpu_only(but):
-    """A healthy machine without a GPU, with a torch for the CPU."""
+    """Return a healthy machine without a GPU, with a torch for the CPU."""
     distributions = {
         "numpy": "2.3.5",
         "torch": "2.13.0+cpu",

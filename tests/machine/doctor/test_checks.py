@@ -1,4 +1,4 @@
-"""Each check: what it is silent about, and what it says."""
+"""Each check of the doctor names its problem, and is silent about a machine without it."""
 
 import pytest
 
@@ -176,9 +176,9 @@ def test_one_problem(but, tmp_path, parts, code, severity):
         ("2.11.0+cu130", "3.6.0", "3.5.1", True),
         ("2.8.0", None, "3.4.0", False),
         ("2.8.0", None, "3.1.0", True),
-        ("2.99.0", None, "3.1.0", False),  # not in the table, and it does not say
+        ("2.99.0", None, "3.1.0", False),  # torch is not in the table, and pins no Triton
         ("2.99.0", "9.0.0", "3.1.0", True),
-        ("2.8.0", "3.9.0", "3.9.0", False),  # what it says itself comes first
+        ("2.8.0", "3.9.0", "3.9.0", False),  # the pin of torch itself comes before the table
     ],
 )
 def test_unpaired(but, tmp_path, torch, pinned, triton, unpaired):
@@ -194,11 +194,11 @@ def test_unpaired(but, tmp_path, torch, pinned, triton, unpaired):
         ("8.9", ["sm_80", "sm_90"], True),  # code of the same major version runs
         ("8.0", ["sm_86"], False),
         ("12.0", ["sm_80", "sm_90"], False),
-        ("12.0", ["sm_90", "compute_90"], True),  # compiled when it is loaded
+        ("12.0", ["sm_90", "compute_90"], True),  # PTX is compiled when it is loaded
         ("9.0", ["sm_90a"], True),
         ("10.3", ["sm_100a"], False),
         ("10.3", ["sm_100f"], True),
-        ("12.0", [], True),  # not told
+        ("12.0", [], True),  # torch does not say
     ],
 )
 def test_architecture(but, tmp_path, capability, architectures, supported):
@@ -251,7 +251,7 @@ def test_kernels_that_nothing_holds_are_told(but, tmp_path):
         {"gpu": {"power_limit_w": 750.0}},
         {"gpu": dict.fromkeys(("persistence", "mig", "ecc", "temperature_c"))},
         {"driver": {"version": "535.104.05"}},  # old, but CUDA works
-        {"software": {"numpy": "2.4.0"}},  # only the interpreter minds
+        {"software": {"numpy": "2.4.0"}},  # only Triton's interpreter fails with it
         {
             "host": {
                 "governor": "powersave",  # scales by demand all the same
@@ -283,7 +283,7 @@ def test_low_disk(healthy, tmp_path, monkeypatch, free, severity):
 @pytest.mark.parametrize(
     ("name", "value", "severity"),
     [
-        ("TRITON_INTERPRET", "1", None),  # no worker that times kernels is given it
+        ("TRITON_INTERPRET", "1", None),  # workers that time kernels do not receive it
         ("CUDA_LAUNCH_BLOCKING", "1", Severity.ERROR),
         ("CUDA_LAUNCH_BLOCKING", "0", None),
         ("CUDA_VISIBLE_DEVICES", "", Severity.ERROR),
@@ -302,7 +302,7 @@ def test_variables(but, tmp_path, name, value, severity):
     assert problem.remedy == f"Run `unset {name}`."
 
 
-# --- what a run makes of it
+# --- runs
 
 
 def test_a_run_on_a_gpu_is_refused_for_an_error_only(but, tmp_path):
@@ -328,7 +328,7 @@ def test_a_full_disk_refuses_any_run(but, cpu_only, tmp_path, monkeypatch):
 
 
 def test_a_host_whose_gpu_cannot_be_used_is_not_measured_on_its_cpu(monkeypatch):
-    """It was, with exit code 0. Asking for the CPU still measures there."""
+    """The device `auto` is then refused. The device `cpu` is still accepted."""
     monkeypatch.setattr("nsabench.machine.environment.nvml.Device.list_all", list)
     driver = Driver()
     monkeypatch.setattr("nsabench.machine.doctor.gpu.read_driver", lambda: driver)

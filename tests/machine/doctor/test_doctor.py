@@ -1,4 +1,5 @@
-"""The doctor as a whole: silent on a healthy machine, ordered on a sick one, readable by both."""
+"""The doctor's report is empty on a healthy machine, and names the worst problem first on
+others."""
 
 import io
 from pathlib import Path

@@ -30,7 +30,8 @@ def quick(tmp_path):
 
 @pytest.fixture
 def h200(monkeypatch):
-    """Replaces NVML. Keyword arguments replace answers; an exception is raised."""
+    """Return a function that replaces NVML. Its arguments replace answers by name. An answer that
+    is an exception is raised."""
     not_supported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     sm = pynvml.NVML_CLOCK_SM
     answers = {

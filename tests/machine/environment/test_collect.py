@@ -1,4 +1,4 @@
-"""The whole environment of this machine, whatever it is."""
+"""Collect the whole environment of this machine, whatever it is."""
 
 import os
 import subprocess

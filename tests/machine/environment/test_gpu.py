@@ -1,4 +1,4 @@
-"""Devices and driver, through an NVML that answers as told."""
+"""Devices and the driver are read through a replaced NVML."""
 
 import os
 from types import SimpleNamespace
@@ -97,7 +97,7 @@ def test_hardware_without_a_library(h200, tmp_path, line):
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
 def test_a_device_that_fell_off_the_bus_is_counted(h200, code):
-    """Newer drivers call its error unknown."""
+    """Newer drivers report this error as unknown."""
 
     def open_by_index(index):
         if index == 1:

@@ -1,4 +1,4 @@
-"""The host, read from trees that look like /proc and /sys."""
+"""The host is read from trees of files that look like /proc and /sys."""
 
 import os
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def tree(root, files):
             },
             Cgroup(cpus=1.5, memory_bytes=1 << 30),
         ),
-        # the tightest of all levels holds
+        # the tightest limit of all levels holds
         (
             {
                 "proc/self/cgroup": "0::/a.slice/b.scope",

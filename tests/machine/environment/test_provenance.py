@@ -1,4 +1,4 @@
-"""Command, commits and environment variables."""
+"""The environment of a run names its command, commits and allowed variables."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ def read_commit(kernels, plan, absent):
 
 @pytest.fixture
 def kernels(tmp_path):
-    """A file in a git checkout."""
+    """Return a committed file in a git checkout."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     git(folder, "init", "-q")
@@ -37,7 +37,7 @@ def kernels(tmp_path):
 
 @needs_git
 def test_a_clean_checkout_then_a_dirty_one(kernels, quick, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # git sets it for a hook
     clean = read_commit(kernels, quick, {})
     assert clean is not None and len(clean) == 40
     kernels.write_text("two\n")

@@ -1,4 +1,4 @@
-"""Text that leaves this machine names neither it nor its user."""
+"""Text that leaves this machine names neither the machine nor its user."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""The installation, and the worker's account of it."""
+"""Installed distributions, the Triton that torch pins, and the table of pairs."""
 
 import sys
 from importlib import metadata

@@ -1,4 +1,5 @@
-"""The worker's account, from the torch that is installed and from ones that are not."""
+"""What a worker tells of its software and device, with the installed torch and with replaced
+ones."""
 
 import sys
 from types import SimpleNamespace
@@ -115,7 +116,7 @@ def script(folder, text):
 
 @pytest.fixture
 def no_torch(tmp_path, monkeypatch):
-    """A Triton without programs, and no torch."""
+    """Replace Triton by one without programs, and remove torch."""
     triton = SimpleNamespace(__file__=str(tmp_path / "triton/__init__.py"), __version__="3.6.0")
     monkeypatch.setitem(sys.modules, "triton", triton)
     monkeypatch.setitem(sys.modules, "torch", None)
