@@ -33,4 +33,4 @@ def on_hopper():
     from nsa_kernels.launch.device import runs_gluon
 
     if not runs_gluon(torch.device("cuda", 0)):
-        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernels are in")
+        pytest.skip("needs a Hopper GPU and a Triton that runs the kernels in Gluon")

@@ -139,7 +139,7 @@ def rows(d=64, dv=64, dtype=torch.float16):
     return [torch.zeros(shape, dtype=dtype) for shape in ((2, 4, d), (2, 30, d), (2, 30, dv))]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests what happens without a GPU")
 def test_what_rows_refuses():
     q, k, v = rows()
     shifted = torch.zeros(2 * 30 * 64 + 1, dtype=torch.float16)[1:].view(2, 30, 64)
@@ -157,7 +157,7 @@ def test_what_rows_refuses():
             cuda.selection_rows(*given)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests what happens without a GPU")
 def test_what_ranges_refuses():
     q = torch.zeros(1, 1, 1, 4, 64, dtype=torch.float16)
     k = torch.zeros(1, 1, 30, 64, dtype=torch.float16)
@@ -166,7 +166,7 @@ def test_what_ranges_refuses():
         cuda.selection_ranges(q, k, k, spans)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests what happens without a GPU")
 def test_plans_of_another_shape_and_gradients_are_refused():
     q, k, v = rows()
     plan = cuda.plan_rows(q, k, v)

@@ -225,7 +225,7 @@ def compiled(folder, matrix, architectures):
     return pq.read_table(table).to_pylist()
 
 
-@pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")
+@pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="needs the Gluon of Triton 3.6")
 def test_all_kernels_compile_and_fit_and_nothing_else_has_them(tmp_path):
     of_all = defaultdict(list)
     for row in compiled(tmp_path, MATRIX, "sm_89,sm_90"):

@@ -99,7 +99,7 @@ def again(ratio, count=50):
 
 @pytest.mark.parametrize(("offset", "most"), [(0.006, 0.01), (0.01, 0.05)])
 def test_a_kernel_against_itself_is_hardly_ever_faster(offset, most):
-    """Each process treats the two arms differently, by a ratio of that standard deviation."""
+    """A process changes the ratio by a factor, whose logarithm has the deviation `offset`."""
     rng, trials, faster = np.random.default_rng(5), 300, 0
     for _ in range(trials):
         first, second = np.exp(offset * rng.standard_normal(2))
@@ -111,7 +111,7 @@ def test_a_kernel_against_itself_is_hardly_ever_faster(offset, most):
 
 
 def test_no_reason_replaces_another():
-    """A faster baseline of its own package, two findings, and what later processes saw."""
+    """The reason names a faster baseline of the candidate's package, findings, and later passes."""
     mine = record("mine", Role.CANDIDATE, samples=samples(1.0))
     own = record("own", Role.BASELINE, source=mine.source, samples=samples(0.9, step=3))
     best = record("best", Role.BASELINE, samples=samples(1.205, step=3))
@@ -145,7 +145,7 @@ CAPPED = Conditions(
     [(1.5, Verdict.FASTER), (1.2, Verdict.INCONCLUSIVE), (0.7, Verdict.SLOWER), (0.9, None)],
 )
 def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(ratio, expected):
-    """1.25 times: of 1.5 it is 1.2 to 1.875, and two arms at two clocks are within it."""
+    """Clocks differ by 1.25 times: a ratio of 1.5 has the interval 1.2 to 1.875."""
     judgement = verdict(ratio, conditions=CAPPED)
     assert judgement.verdict is (expected or Verdict.INCONCLUSIVE)
     assert judgement.ratio == pytest.approx(ratio)
@@ -154,8 +154,8 @@ def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(ratio
 
 
 def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift():
-    """Clocks fall by a fifth after round 20, so early medians flatter a baseline that was dropped
-    there."""
+    """Calls take a fifth longer after round 20, so early medians flatter a baseline that was
+    dropped there."""
     steps = [1.0] * 20 + [1.2] * 180
     times = [ms * (1 + 1e-5 * (i % 7)) for i, ms in enumerate(steps)]
     late = Samples(round=list(range(200)), time_ms=times)
@@ -185,7 +185,7 @@ def without_the_candidate(best, **others):
 def test_an_alternative_that_was_slowed_beside_a_candidate_is_held_to_its_time_apart(
     ours, apart, lo, said
 ):
-    """A thread that held the interpreter made dense attention three times as slow."""
+    """A candidate's thread can hold the Python interpreter while alternatives are timed."""
     made = [
         record("mine", Role.CANDIDATE, samples=samples(1.0)),
         record("best", Role.BASELINE, samples=samples(1.0, step=3)),
@@ -203,7 +203,7 @@ def test_an_alternative_that_was_slowed_beside_a_candidate_is_held_to_its_time_a
 
 
 def lost_apart():
-    """The best baseline ran out of memory apart; one six times as slow shows nothing of it."""
+    """Make an isolated pass in which the best baseline runs out of memory, not a slow one."""
     lost = Observation(implementation="best", status=Status.OUT_OF_MEMORY, reason="80 GB asked")
     return isolated("c", [lost, *observed(other=9.0)])
 
@@ -235,9 +235,9 @@ def test_later_passes_that_agree_or_are_not_needed_change_nothing(ratio, passes)
         (1.015, {"second": again(1.016, count=4)}, "only 4 rounds"),
         (1.015, {"second": under(CAPPED, again(1.016))}, "0.813 to 1.270"),
         (1.5, {"alone": without_the_candidate(1.0)}, "in a process without candidates"),
-        # Seen on an H200: the same code under two names, the neighbours slowed 1.74-fold.
+        # The candidate is the baseline's code, and slowed the baseline 1.74-fold.
         (1.74, {"alone": without_the_candidate(1.015)}, ""),
-        # The candidate slowed all baselines, and that one most.
+        # The candidate slowed all baselines, and `other` most.
         (1.5, {"alone": without_the_candidate(1.5, other=0.9)}, "other takes 0.9 ms"),
         (1.5, {"alone": under(HOT, without_the_candidate(1.5))}, "while the case was measured"),
         (1.5, {"alone": under(SHARED, without_the_candidate(1.5))}, "while the case was measured"),
@@ -256,7 +256,8 @@ def test_later_passes_that_disagree_or_were_disturbed_make_it_inconclusive(ratio
         # A margin that only one process reached is not reached.
         (1.205, {"second": again(1.19)}, 1.19, 1.205),
         (1.52, {"second": under(CAPPED, again(1.5)), "conditions": CAPPED}, None, 1.52),
-        # Only what is 1.25 times slower apart was surely not slowed beside the candidate.
+        # Clocks may differ 1.25-fold: only a baseline 1.25 times slower apart was not slowed
+        # before.
         (1.5, {"alone": under(CAPPED, without_the_candidate(1.5))}, 1.5 / 1.25 / 1.03, None),
         (1.5, {"alone": under(CAPPED, without_the_candidate(1.9))}, 1.5, None),
         (3.0, {"alone": without_the_candidate(2.0)}, 2.0 / 1.03, 2.0),
@@ -270,7 +271,7 @@ def test_what_later_passes_leave_of_an_advantage_still_counts(ratio, passes, lo,
 
 
 def confirmed(made, observations):
-    """The results of a run whose first case was confirmed by these."""
+    """Return the results of a run with these observations as the confirmation of its first case."""
     plan, rng = make_plan(made), np.random.default_rng(0)
     log = log_of(plan, ceilings=made.ceilings)
     for planned in plan.cases:
@@ -284,7 +285,7 @@ def confirmed(made, observations):
     ("seen", "status"), [(Status.WRONG, Status.WRONG), (Status.UNSUPPORTED, Status.CRASHED)]
 )
 def test_the_record_of_what_failed_in_a_second_process_is_not_ok(seen, status):
-    """An exit code and a gate look at the status."""
+    """Exit codes and gates depend on the status."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
     results = confirmed(made, [Observation(implementation="mine", status=seen, reason="not now")])
     mine, _ = (r for r in results.records if r.implementation == "mine")
@@ -324,7 +325,7 @@ def test_what_a_second_process_computed_is_held_to_the_same_checks(
 
 @pytest.mark.parametrize("found_by", ["worker", "parity"])
 def test_the_record_says_what_the_second_process_saw(found_by):
-    """The record has the errors and the appearance of the second process, because the main pass
+    """The record has the errors and the diagnosis of the second process, because the main pass
     found nothing wrong."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
     seen = {

@@ -55,7 +55,7 @@ def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(tmp_path, m
 
 
 def test_hours_on_a_cpu_are_refused():
-    """A machine without a GPU measured dense attention for hours, and decided nothing."""
+    """Without a GPU, dense attention takes hours, and its times decide nothing."""
     long = planner.make_plan(("nsa_attention",), "cpu", None, brief=True)
     with pytest.raises(EnvironmentRefused) as refused:
         planner.refuse_long(long)

@@ -1,4 +1,4 @@
-"""The folder of a run: which one is the latest, and what is removed of it and of a scratch."""
+"""Folders of runs: which is the latest, and which files of a run and of a scratch are removed."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_a_folder_of_ones_own_called_latest_is_left_alone(tmp_path):
 
 
 def test_what_a_kernel_prints_is_no_heading(tmp_path):
-    """Else the page would show it as printed by another implementation."""
+    """Otherwise a page would show the text as printed by another implementation."""
     plan = make_plan(Made())
     job = next_jobs(plan, log_of(plan))[0]
     folder = made(tmp_path / "one")

@@ -1,5 +1,5 @@
-"""A full disk: one sentence, a remedy that helps, and what was measured stays. The disk is
-/dev/full, under the name that is about to be written."""
+"""On a full disk, a run ends with one sentence and a remedy, and keeps what it measured. The file
+that is about to be written is a link to /dev/full."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ FULL = "cannot be written: No space left on device"
 
 
 def full(monkeypatch, name):
-    """No room for that file once it is begun."""
+    """Let the disk be full for the file of this name once it is begun."""
     begun = files.fresh
 
     def fresh(path):

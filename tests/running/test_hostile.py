@@ -1,4 +1,4 @@
-"""Real workers, really hostile implementations: none may take the run or a neighbour down."""
+"""Real workers measure hostile implementations. None may end the run or another implementation."""
 
 import psutil
 import pytest
@@ -28,7 +28,7 @@ def run(plan, folder):
 
 
 def leftovers():
-    """Processes with our mark that are still alive."""
+    """Return the live processes with this session's mark, except templates."""
     found = []
     for candidate in psutil.process_iter():
         try:
@@ -70,7 +70,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return what one run found: a case each for the hostile implementations, beside a baseline."""
+    """Return the observations of each hostile implementation beside a baseline, in its own case."""
     plan = plan_of_cases(*((name, "sdpa_gqa") for name in HOSTILE))
     states = run(plan, tmp_path_factory.mktemp("hostile"))
     return {
@@ -79,7 +79,7 @@ def found(tmp_path_factory):
     }
 
 
-@pytest.mark.timeout(900)  # the first measures all of them
+@pytest.mark.timeout(900)  # the first test measures all of them
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_one_hostile_implementation(found, hostile):
     observations = found[hostile]
@@ -106,7 +106,7 @@ def test_what_a_case_leaves_behind_is_no_fault_of_the_next(make_plan, tmp_path, 
 
 
 def test_outputs_to_check_are_bounded(make_plan, tmp_path, monkeypatch):
-    """The time of the checker is not the worker's, so it would never time out."""
+    """The checker's time is not the worker's, so the worker would never time out."""
     monkeypatch.setattr(executors, "MOST_DELIVERIES", 300)
     observations = measure(make_plan, tmp_path, "delivers_for_ever", timeout_s=60)
     assert observations["delivers_for_ever"].status is Status.CRASHED

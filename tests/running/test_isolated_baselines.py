@@ -1,4 +1,4 @@
-"""Baselines timed where no candidate was imported: what a winner's verdict is held to."""
+"""Isolated baselines decide whether a candidate's `faster` holds."""
 
 import re
 from dataclasses import replace
@@ -34,10 +34,10 @@ ONE = replace(SMALL, ratio=lambda _: 1.5)
 def judged(
     plan, beside=(), apart=(), *, death=None, ceilings=None, made=ONE, conditions=(None, None)
 ):
-    """Return the verdicts on the device.
+    """Return the comparisons on the device.
 
-    beside: more baselines in the main pass. apart: the isolated ones. death: how their worker
-    ended. made: what comes out in the main pass. conditions: the readings in both passes.
+    beside: more baselines of the main pass. apart: isolated baselines. death: how the isolated pass
+    ended. made: results of the main pass. conditions: the readings of both passes.
     """
     log, rng = log_of(plan, ceilings=ceilings), np.random.default_rng(0)
     for planned in plan.cases:
@@ -63,7 +63,7 @@ def test_a_winner_whose_baselines_all_come_with_it_says_so():
 
 
 def move(plan, name, source):
-    """Return the plan with an implementation in another package: `mine.py` is the candidate's."""
+    """Return the plan with an implementation from another source. `mine.py` is the candidate's."""
     return change_infos(plan, lambda i: {"source": source if i.name == name else i.source})
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_output_is_no_best_baseline_apart(rel_l2):
     ],
 )
 def test_a_baseline_that_left_early_decides_nothing(few, verdict, why):
-    """Nor can it be the best if the one that made it look hopeless failed."""
+    """It cannot become the best baseline either if the faster one failed."""
     plan = with_baselines(make_plan(ONE), "other")
     apart = []
     for name, median_ms in (("sdpa_gqa", 0.2), ("other", 2.0)):
@@ -133,7 +133,7 @@ FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of me
     ("source", "alone", "verdict", "why"),
     [
         ("mine.py", {"sdpa_gqa": 0.2}, Verdict.FASTER, OWN),
-        # It was slowed: the baseline takes less without the candidate.
+        # The candidate slowed the baseline, which takes less time without it.
         ("mine.py", {"sdpa_gqa": 0.1}, Verdict.INCONCLUSIVE, "sdpa_gqa takes 0.09"),
         ("mine.py", {"slow": 0.4}, Verdict.INCONCLUSIVE, FAILED),
         # Another baseline may be slowed by the candidate, and no process shows it.
@@ -141,7 +141,7 @@ FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of me
     ],
 )
 def test_a_best_baseline_that_no_process_has_without_candidates(source, alone, verdict, why):
-    """If it comes with the candidate, the best of the others decides, and the reason says so."""
+    """If it comes with the candidate, the best other baseline decides, as the reason says."""
     plan = move(with_baselines(make_plan(ONE), "own", "slow"), "own", source)
     apart = [baseline(name, ms) for name, ms in alone.items()]
     if "sdpa_gqa" not in alone:
@@ -210,7 +210,7 @@ def test_a_best_baseline_that_a_check_rejects_apart_leaves_the_question_open(
 
 
 def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path):
-    """Both are called mine.py; the op's is clean."""
+    """Both are called mine.py. A worker without candidates loads only the op's."""
     files = [tmp_path / "a" / "mine.py", tmp_path / "b" / "mine.py"]
     for file in files:
         file.parent.mkdir()

@@ -1,5 +1,5 @@
-"""A log names the key of its author. Only a torn last line is forgiven, and only its signer can
-write."""
+"""A log names the key of its signer, which alone can add to it. Only a torn last line is
+forgiven."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ def begun(attempt=1):
 
 
 def measure(path, *attempts, by=ME):
-    """A process that makes these attempts and ends."""
+    """Write a session with these attempts to the log."""
     with closing(LogFile(path)) as log:
         log.sign_as(by)
         log.append(SESSION)
@@ -76,7 +76,7 @@ def test_no_secret_is_in_it(path):
 
 
 def forged(*entries, by, after=-1):
-    """Append entries, signed by any key, as a hostile process could do."""
+    """Return a change that appends entries signed with any key, as a hostile process could."""
 
     def change(lines):
         previous = digest(lines[after])
@@ -89,7 +89,7 @@ def forged(*entries, by, after=-1):
 
 
 def in_my_name(lines):
-    """A session of a stranger that names me."""
+    """Append a session that a stranger signed in my name."""
     line = json.loads(sign_line(SESSION, digest(lines[-1]), signer()))
     line["signer"] = json.loads(lines[0])["signer"]
     return [*lines, json.dumps(line, separators=(",", ":")).encode()]

@@ -45,10 +45,9 @@ def nothing_judged(plan, log):
 
 
 class Player:
-    """Runs the jobs of a plan in a world that is made up.
+    """Runs the jobs of a plan in a made-up world.
 
-    world: the result of each job, the state of the device, a death, or an end of the measuring
-    process.
+    world: returns what comes of a job: its device's state, a death, or an interrupt.
     """
 
     def __init__(self, plan, world=lambda job: FINE, *, sandbox="", judge=nothing_judged):
@@ -97,14 +96,14 @@ def until(attempt, answer):
 
 
 def dies_with(*names, death=None):
-    """Whenever these are measured together, their worker dies; by default it names the last."""
+    """Return a world in which these kill a worker together. By default, it names the last."""
     return lambda job: (death or crash(names[-1])) if {*names} <= {*job.implementations} else FINE
 
 
 CANNOT_KILL = "files, signals"  # what a sandbox restricts
 ALL_OK = "ok ok ok"
 ALL_CRASHED = "crashed crashed crashed"
-# What befalls the jobs of a case, those jobs by the names of their implementations, and statuses.
+# By name: a world, the implementations of each job, and the statuses that follow.
 CASES = {
     "all at once": (always(FINE), "abc", ALL_OK),
     "the suspect dies alone": (dies_with("b"), "abc b ac", "ok crashed ok"),
@@ -112,7 +111,7 @@ CASES = {
     "a deadly combination": (dies_with("a", "b", death=crash()), "abc a b c", ALL_OK),
     "an unknown suspect": (always(crash("nobody")), "abc a b c", ALL_CRASHED),
     "one hangs": (dies_with("b", death=hang("b")), "abc b ac", "ok timeout ok"),
-    # A thread of the case before goes on in the warm worker.
+    # A thread of an earlier case may go on in the worker, and end it.
     "death before a request": (until(1, crash(phase="request")), "abc abc", ALL_OK),
     "death at the start": (until(1, crash(phase="start")), "abc abc", ALL_OK),
     "death before any call": (until(1, crash(phase="inputs")), "abc abc", ALL_OK),
@@ -122,7 +121,7 @@ CASES = {
     "power cap": (always(CAPPED), "abc", ALL_OK),
     "interrupts": (until(3, INTERRUPTED), "abc abc abc abc", ALL_OK),
     "killed": (dies_with("a", death=KILLED), "abc a b c bc", "crashed ok ok"),
-    # Where kernels cannot kill, a person or a scheduler did.
+    # If the sandbox keeps kernels from killing, a person or a scheduler killed the worker.
     "one kill": (until(1, KILLED), "a a", "ok", CANNOT_KILL),
     "two kills": (until(2, KILLED), "a a a", "ok", CANNOT_KILL),
     "three kills": (until(3, KILLED), "a a a", "crashed", CANNOT_KILL),
@@ -215,7 +214,7 @@ ONE = Made(lengths=(64,), shapes=((256, 4, 64),))
 
 
 def with_baselines(plan, *more):
-    """The candidate from `mine.py`, with one baseline of its own; the others from `pkg`."""
+    """Add baselines: `own` from `mine.py`, as the candidate is, and others from `pkg`."""
     plan = from_sources(plan)
     added = [
         info(name, Role.BASELINE, source="mine.py" if name == "own" else "pkg") for name in more
@@ -228,7 +227,7 @@ def with_baselines(plan, *more):
 
 
 def verdict(verdict, against="sdpa_gqa", ratio=None, width=0.0, regime=Regime.DEVICE):
-    """A comparison of the candidate; ratio and half the width of its interval."""
+    """Return a comparison of the candidate. Its interval is the ratio plus and minus `width`."""
     ends = {"lo": ratio - width, "hi": ratio + width} if ratio else {}
     place = {"run_id": "r", "case_id": "", "implementation": "mine", "regime": regime}
     judged = {"verdict": verdict, "against": against, "ratio": ratio}
@@ -236,7 +235,7 @@ def verdict(verdict, against="sdpa_gqa", ratio=None, width=0.0, regime=Regime.DE
 
 
 def judging(*verdicts):
-    """Judge the candidate on the first case like this."""
+    """Return a judge that gives the candidate these verdicts on the first case."""
     return lambda plan, log: [replace(v, case_id=plan.cases[0].id) for v in verdicts]
 
 
@@ -334,7 +333,7 @@ def test_a_later_pass_that_dies_without_a_suspect_gives_up(purpose):
 
 def test_which_baselines_may_leave_early():
     """A baseline that shares a source with a candidate, or is there for a control, stays. A case
-    that promises so many rounds keeps all."""
+    with a fixed number of rounds keeps all."""
     plan = with_baselines(made_plan(ONE), "other", "reference", "own")
     cases = [p.model_copy(update={"alongside": ("reference",)}) for p in plan.cases]
     cases[1] = retimed(cases[1], stopping=FixedCount(kind="fixed_count", rounds=30))

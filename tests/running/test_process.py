@@ -97,7 +97,7 @@ def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch):
 
 
 def test_what_a_worker_starts_competes_with_it(monkeypatch):
-    """A helper that a candidate starts may be on the device."""
+    """A helper that a candidate starts may use the device."""
     script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
     command = [sys.executable, "-S", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
@@ -111,7 +111,7 @@ def test_what_a_worker_starts_competes_with_it(monkeypatch):
 
 
 def test_a_process_that_prints_much_at_its_end_can_end(tmp_path, monkeypatch):
-    """A pipe holds 64 KiB. If nothing read it, the process looked as if it went on."""
+    """A pipe holds 64 KiB. If nothing read the pipe, the process could not end."""
     (tmp_path / "loud.py").write_text(
         "import os, signal\n"
         "os.close(1)\n"
@@ -128,7 +128,7 @@ def test_a_process_that_prints_much_at_its_end_can_end(tmp_path, monkeypatch):
 
 @pytest.fixture
 def begun_anew(monkeypatch):
-    """Templates are started, and not forked from what has imported torch for all tests."""
+    """Start templates anew, without forking them from the one that imported torch for all tests."""
     monkeypatch.setattr(process_tree, "start_template", forked.started)
     monkeypatch.setenv("BEGUN", "anew")
 
@@ -152,7 +152,7 @@ def test_a_worker_is_forked_and_is_a_child_of_this_process(worker, program, monk
     template = process_tree.template_pids()
     monkeypatch.chdir(tmp_path)
     other = Process(program)
-    assert process_tree.template_pids() == template  # both came from one
+    assert process_tree.template_pids() == template  # both came from one template
     for process, folder in ((worker, None), (other, tmp_path)):
         assert isinstance(process._process, ForkedProcess)
         answer = process.ask(Describe(), Described, 60, 5, lambda reply: None)

@@ -1,4 +1,4 @@
-"""Going on with a run: on its own machine, with what its signer has measured, and with no file that
+"""A run is resumed only on its own machine, with its signer's measurements, and without files that
 an attacker put there."""
 
 import os
@@ -48,7 +48,7 @@ ME = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
 
 class Elsewhere:
-    """The executor, and its worker, on another machine."""
+    """An executor and its worker on another machine."""
 
     gpu = "NVIDIA GeForce RTX 4090"
     asked: list[str]
@@ -89,7 +89,7 @@ def asked(monkeypatch):
 
 
 def unfinished(folder, ratio):
-    """All cases measured on an H200, nothing after them; the baseline of a source of its own."""
+    """Make a run whose main pass on an H200 is complete. Its baseline has a source of its own."""
     made = Made(lengths=ONE.lengths, shapes=ONE.shapes, ratio=lambda _: ratio)
     return make_run(folder, made, signer=ME, change=from_sources)
 
@@ -165,7 +165,7 @@ def test_all_looks_at_the_machine_first_and_run_does_not(monkeypatch, name, fit)
     assert seen == [fit]
 
 
-# Every case is measured and no verdict needs a confirmation: nothing is left but to sign it.
+# Every case is measured and no verdict needs a confirmation. Only the signature is missing.
 DONE = Made(ratio=lambda _: 0.5)
 STRANGER = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
@@ -209,7 +209,7 @@ def test_what_somebody_put_there_is_not_signed(tmp_path, name):
 
 
 def test_a_page_that_somebody_put_there_is_not_signed(tmp_path, monkeypatch):
-    """It has the name of a file of a run, and without the extra `report` nothing replaces it."""
+    """The page has the name of a run's file. Without the extra `report`, nothing replaces it."""
     has_a_chart = replace(DONE, dense_ratio=lambda _: 0.4)
     folder = make_run(tmp_path / "run", has_a_chart, signer=ME)
     (folder / HTML).write_text("a page of a stranger")
@@ -237,7 +237,7 @@ def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path):
     conclusion.finish(run.resume(folder, Silent()))
     assert verify(folder).trust is Trust.EPHEMERAL
     assert not (folder / RUN_KEY).exists()
-    # As a process leaves it that is killed right after it has signed.
+    # A process that is killed right after it signed leaves the key.
     create((folder / RUN_KEY, private_pem(signer.key), 0o600))
     assert verify(folder).broken is None
     (folder / RUN_KEY).unlink()
@@ -309,7 +309,7 @@ def test_what_is_said_of_a_machine(tmp_path):
 
 
 def test_a_log_that_was_changed_while_it_was_measured_is_not_signed(tmp_path):
-    """The lines that are left are whole, and the tables are made from what was measured."""
+    """The changed log is valid, but the tables are made from what was measured."""
     folder = unfinished(tmp_path / "run", 0.5)
     finished = run.resume(folder, Silent(), signer=ME)
     path = folder / "log.jsonl"
@@ -330,14 +330,14 @@ SECRET = b"a token without a line end"
 
 @pytest.fixture
 def mine(tmp_path):
-    """A file of the reader's, that no run concerns."""
+    """Return a file of the reader's that belongs to no run."""
     path = tmp_path / "token"
     path.write_bytes(SECRET)
     return path
 
 
 def test_a_log_that_is_a_link_is_not_cut(tmp_path, mine):
-    """All of what it leads to would be a torn last line."""
+    """Otherwise the linked file would be cut, as if all of it were a torn last line."""
     folder = make_run(tmp_path / "run", DONE, signer=ME)
     (folder / "log.jsonl").unlink()
     (folder / "log.jsonl").symlink_to(mine)
@@ -370,7 +370,7 @@ def test_nobody_goes_on_with_a_folder_that_holds_a_link(tmp_path, mine, name):
 
 
 def test_what_is_written_into_a_run_follows_no_link(tmp_path, mine):
-    """Files are filled under another name first, which a stranger may have made a link of."""
+    """A file is first written under another name, which a stranger may have made a link."""
     folder = make_run(tmp_path / "run", Made())
     (folder / "report.tmp").symlink_to(mine)
     page = report.write_html(report.Facts.read(folder), folder)
@@ -383,7 +383,7 @@ EVIL = "from pathlib import Path\nPath({!r}).write_text('executed')\n"
 
 @pytest.mark.parametrize("measured", ["nothing", "by a stranger"])
 def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path, measured):
-    """Resuming loads the file of the op: not before the plan is one of the reader's own."""
+    """Resuming loads the op's file, but only after the plan proves to be the reader's own."""
     code = EVIL.format(str(tmp_path / "trace"))
     op = tmp_path / "op.py"
     op.write_text(code)
@@ -409,7 +409,7 @@ def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path, measured):
 
 @pytest.mark.parametrize("signer", [ME, None], ids=["lasting", "ephemeral"])
 def test_a_plan_of_which_nothing_is_measured_is_nobodys(tmp_path, signer):
-    """Its author alone chose its cases, matrices and versions, so no measurement confirms them."""
+    """The author of a plan chose its cases, matrices and versions. No measurement confirms them."""
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
     (folder / "log.jsonl").unlink()
     with pytest.raises(UsageError, match="is empty"):

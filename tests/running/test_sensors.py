@@ -36,7 +36,7 @@ def reads(device, count):
 
 
 def test_the_supervisor_reads_the_sensors_itself(device):
-    """Throttling and neighbours that a worker keeps to itself."""
+    """A worker could hide throttling and other processes."""
     with ConditionMonitor(device) as monitor:
         reads(device, 5)
     seen = monitor.summary({11, 12})
@@ -48,14 +48,14 @@ def test_the_supervisor_reads_the_sensors_itself(device):
 
 @pytest.mark.parametrize("phase", ["parity", "precheck"])
 def test_what_was_before_it_was_timed_does_not_count(device, phase):
-    """A device that compiles has other clocks."""
+    """Before it is timed, a case leaves the device at other clocks."""
     with ConditionMonitor(device) as monitor:
         reads(device, 3)
         monitor.at_phase(phase)
         before = device.times
         monitor.at_phase("timing")
         reads(device, 3)
-        monitor.at_phase("timing")  # once more, to have it forgotten
+        monitor.at_phase("timing")  # a worker cannot have readings forgotten
     assert 1000 * (before - 1) <= (monitor.summary().sm_clock_mhz_min or 0) <= 1000 * (before + 2)
 
 
@@ -76,7 +76,7 @@ def test_what_is_read_during_probes_does_not_count(device):
         (None, None, ["H200", "H200"], 0),
         ("1,0", None, ["H200", "H200"], 1),
         ("GPU-of-1", None, ["H200", "H100"], 1),
-        ("1", None, ["H200", "H100"], None),  # by speed, or by place?
+        ("1", None, ["H200", "H100"], None),  # the order of devices is unknown
         ("1", "PCI_BUS_ID", ["H200", "H100"], 1),
         ("", None, ["H200"], None),
         ("MIG-1", None, ["H200"], None),

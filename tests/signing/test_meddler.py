@@ -1,5 +1,5 @@
-"""A kernel that alters the files of its own run, in a real run: it cannot, and where nothing holds
-it, what it altered is not signed."""
+"""In a real run, a kernel tries to alter the run's files. The sandbox prevents this. Without a
+sandbox, altered files are not signed."""
 
 import json
 

@@ -33,16 +33,16 @@ timing:
 
 
 def unprivileged():
-    """Drop the right to trace any process: with it, reading a key would need no hostile kernel."""
+    """Drop the right to trace any process, with which any kernel could read the key."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
 
 
 class Stage:
-    """A key, a run with the spy in it, and what the spy is to look for."""
+    """A key, a run with the spy in it, and what the spy looks for."""
 
     def __init__(self, folder):
         self.folder = folder
-        # None of them can hold a key that is not there yet; on a busy machine they hold gigabytes.
+        # Older processes cannot hold the new key, and searching their memory could take long.
         self.older = psutil.pids()
         self.run = folder / "run"
         self.key = folder / "signing.key"
@@ -106,7 +106,7 @@ def stage(tmp_path):
 
 @pytest.fixture
 def decoy(stage):
-    """A process that does not hide the key: what shows that the spy looks where it could be."""
+    """Start a process that does not hide the key. It shows that the spy searches processes."""
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
         env={"TEXT": stage.pem},
@@ -121,7 +121,7 @@ def decoy(stage):
 
 
 def hits(found, *, but=0):
-    """Where the spy found a secret, other than in the process `but`."""
+    """Return where the spy found secrets, except in the process `but`."""
     return [
         (pid, where, what)
         for pid, places in found["processes"].items()
@@ -138,9 +138,9 @@ def test_a_key_in_a_variable_is_in_no_process_that_a_kernel_can_read(stage, deco
     assert hits(found, but=decoy) == []
     own = found["processes"][str(stage.process.pid)]
     assert own["memory"] == "PermissionError"
-    assert own["environ"] in ("PermissionError", []), "refused, or shown empty: as the kernel is"
+    assert own["environ"] in ("PermissionError", []), "Linux refuses it, or shows it empty"
     assert stage.is_signed()
-    # A file of the same user's is a file of the kernel's: it is not denied but told.
+    # Without a sandbox, a kernel can read the user's files. The run says so.
     assert found["files"] == {str(passphrase): ["passphrase"]}
     assert "can reach this user's files, runs and keys" in " ".join(stage.said.split())
 
@@ -153,7 +153,7 @@ def test_a_key_file_that_is_opened_through_a_pipe(stage):
     assert stage.is_signed()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to hand on")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which has capabilities to hand on")
 @pytest.mark.parametrize("inheritable", ["-all", "+sys_ptrace"])
 def test_children_may_not_trace_the_run(inheritable):
     """Some container engines start root with inheritable capabilities."""
@@ -167,7 +167,7 @@ def test_children_may_not_trace_the_run(inheritable):
 
 
 def test_the_first_environment_of_the_run_is_wiped(stage):
-    """Root and monitors read it there whatever the process forbids."""
+    """Root and monitors can read this environment, whatever the process forbids."""
     other = keys.private_pem(Ed25519PrivateKey.generate()).decode()
     code = (
         "import os, sys\nfrom nsabench.signing.secrecy import seclude, variables\n"
@@ -185,5 +185,5 @@ def test_the_first_environment_of_the_run_is_wiped(stage):
         try:
             content = Path(f"/proc/{process.pid}/environ").read_bytes()
         except PermissionError:
-            pytest.skip("only who may trace any process can look")
+            pytest.skip("needs the right to trace any process")
         assert other.splitlines()[1].encode() not in content and b"PATH=" in content

@@ -30,7 +30,7 @@ def made(length, name, role, ratio=None, median_ms=1.0, **more):
 
 
 def paying(record, regime, against, ratio, width):
-    """The record with a ratio to an alternative."""
+    """Return the record with a ratio to an alternative."""
     found = {"ratio": ratio, "lo": ratio * (1 - width), "hi": ratio * (1 + width)}
     return with_comparison(record, regime, Reference.ALTERNATIVE, against=against, **found)
 

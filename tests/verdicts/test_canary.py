@@ -18,7 +18,7 @@ from tests.runs import Made, add_attempt, log_of, make_plan
         # If no more than half agree, the outlier is unknown.
         ([1.0, 1.05], {"0", "1"}),
         ([1.0, 1.0, 1.2, 1.2], {"0", "1", "2", "3"}),
-        ([1.0, 1.03, 1.05], {"0"}),  # of equally large sets the closest counts
+        ([1.0, 1.03, 1.05], {"0"}),  # of two equally large sets, the closer one counts
     ],
 )
 def test_hosts_within_three_per_cent_are_alike(medians, outliers):
@@ -54,7 +54,7 @@ HONEST = Canary({"sdpa": 1.0, "mine": 0.5}, failed={"other": "crashed: SIGSEGV"}
         (Canary({"sdpa": 1.2, "mine": 0.5, "other": 0.1}), {"liar"}),
         (Canary({"other": 0.1}), {"liar"}),
         (Canary({"sdpa": 1.0, "other": 0.1}, failed={"mine": "crashed"}), {"liar"}),
-        (Canary({"sdpa": 1.0}), set()),  # it declined `mine`
+        (Canary({"sdpa": 1.0}), set()),  # the shard declined `mine`
     ],
     ids=["one more", "apart", "nothing else", "one failed", "one declined"],
 )

@@ -9,7 +9,7 @@ from tests.runs import Made, make_run
 
 
 def cautions(folder, made):
-    """Return the lengths of the candidates' records by their caution."""
+    """Return the lengths of the candidates' records by the records' caution."""
     found = {}
     for record in read_records(make_run(folder, made)):
         if record.role is Role.CANDIDATE:

@@ -10,7 +10,7 @@ from tests.runs import Made, change_infos, from_sources, make_run, with_comparis
 
 
 def add_word(vocabulary, value, monkeypatch):
-    """Make a vocabulary read one word more."""
+    """Make an enum accept one more word."""
     word = str.__new__(vocabulary, value)
     word._value_, word._name_ = value, value.upper()
     monkeypatch.setattr(vocabulary, "_missing_", lambda read: word if read == value else None)
@@ -54,7 +54,7 @@ def test_no_column_is_of_one_regime_or_reference():
 
 
 def test_what_was_timed_has_its_times_in_each_regime(tmp_path):
-    """Baselines and controls have times alone; a candidate has a verdict beside them."""
+    """Baselines and controls have only times. A candidate also has a verdict."""
     made = Made(queue_ratio=lambda _: 1.4)
     timed = 0
     for record in read_records(make_run(tmp_path / "run", made)):
@@ -71,7 +71,7 @@ FAST = Made(flex_ms=lambda length: 0.01 * length / 64, lengths=(64, 128), shapes
 
 
 def in_the_first(plan):
-    """flex_attention runs along, in one case for the control that wraps it."""
+    """Return the plan with flex_attention in the first case only, for the control that wraps it."""
     first, *others = plan.cases
     alone = tuple(n for n in first.implementations if n != "flex_attention")
     cases = [first.model_copy(update={"alongside": ("flex_attention",)})]
@@ -81,7 +81,7 @@ def in_the_first(plan):
 
 
 def test_the_yardstick_is_the_same_in_all_cases(tmp_path):
-    """The one that runs along is 20 times as fast."""
+    """A baseline that runs only for a control is compared with no candidate, even if fastest."""
     records = read_records(make_run(tmp_path / "run", FAST))
     assert {r.best_baseline for r in records if r.role is Role.CANDIDATE} == {"flex_attention"}
     run = make_run(tmp_path / "along", FAST, change=in_the_first)

@@ -1,4 +1,4 @@
-"""Records as records.parquet holds them, written by this version and by versions to come."""
+"""Records as records.parquet holds them, written by this version and by later versions."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,7 +72,7 @@ def test_a_record_has_the_defaults_of_columns_that_are_missing():
 
 @pytest.mark.parametrize("text", ["[news](https://evil.example)", "no specialised baseline\n# x"])
 def test_a_caution_that_no_version_writes_is_none(text):
-    """Pages and Markdown show it as words of their own."""
+    """Pages and Markdown show a caution as their own words."""
     assert Record.from_row({**LEAST, "caution": text}).caution == ""
     assert Record.from_row({**LEAST, "caution": NO_SPECIALISED}).caution == NO_SPECIALISED
 
@@ -127,7 +127,7 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path):
     [("records", "mae"), ("records", "op"), ("records", "L"), ("comparisons", "ratio")],
 )
 def test_a_column_of_another_type_is_named(tmp_path, name, column):
-    """Also one that a reader could do without: what it holds would fail further on."""
+    """This includes columns that a reader could do without: their values would fail later."""
     path = make_run(tmp_path / "run") / f"{name}.parquet"
     table = pq.read_table(path)
     values = pa.array([b"x"] * table.num_rows)

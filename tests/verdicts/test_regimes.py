@@ -21,10 +21,10 @@ def row(name, role, ms, queued, n_samples=20):
     return record(name, role, ms, bursts=queued, n_samples=n_samples)
 
 
-# On the device `dense` is the best, and from Python `lean` is, since its host is quick.
+# On the device, `dense` is the best. From Python, `lean` is, since its host time is short.
 MINE = row("mine", Role.CANDIDATE, 0.008, bursts(0.040))
 DENSE = row("dense", Role.BASELINE, 0.009, bursts(0.060))
-LEAN = row("lean", Role.BASELINE, 0.020, bursts(0.014), n_samples=5)  # it left the samples early
+LEAN = row("lean", Role.BASELINE, 0.020, bursts(0.014), n_samples=5)  # an early exit
 ROWS = [MINE, DENSE, LEAN]
 
 
@@ -75,7 +75,7 @@ def test_a_failure_in_a_second_process_ends_the_verdict_of_each_regime():
 
 
 def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone():
-    """A thread that goes on beside the baselines takes their host, and not their device."""
+    """A candidate's thread that goes on delays the host, but not the device."""
     slowed = [
         row("dense", Role.BASELINE, 0.009, bursts(0.09)),
         row("lean", Role.BASELINE, 0.020, bursts(0.06), n_samples=5),
@@ -106,7 +106,7 @@ def test_the_record_holds_both_verdicts(tmp_path):
 
 
 def test_equal_pairs_are_seldom_called_unequal_in_the_queue():
-    """At most 2 % of 200, with the noise of a host that is not alone."""
+    """At most 2 % of 200 pairs may be, with the noise of a busy host."""
     rng = np.random.default_rng(0)
 
     def taken():

@@ -59,7 +59,7 @@ def test_the_interval_is_in_order(a):
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says():
-    """Drift of 30 % within a case, noise of 3 % an arm; an unpaired interval would be far wider."""
+    """A case drifts by 30 %, and arms have noise of 3 %. Unpaired intervals would be far wider."""
     rng = np.random.default_rng(7)
     rounds, truth, covered, widths = 80, 1.1, 0, []
     for _ in range(300):
@@ -102,7 +102,7 @@ def test_rounds_that_alternate_widen_no_interval(rounds):
 
 @pytest.mark.parametrize("noise", [0.002, 0.02])
 def test_the_interval_covers_the_truth_of_a_coarse_clock(noise):
-    """The clock ticks once in 2 % of the time of a call."""
+    """The clock's tick is 2 % of a call."""
     rng, truth, tick, covered = np.random.default_rng(12), 1.01, 0.02, 0
     for _ in range(300):
         work = 1 + tick * rng.random()
@@ -121,7 +121,7 @@ def test_one_disturbed_round_is_no_tick_of_the_clock():
 @pytest.mark.parametrize("rounds", [1, 2, 5, 8, 40, 41, COUNTED, COUNTED + 1])
 @pytest.mark.parametrize("digits", [1, 9])
 def test_the_interval_is_that_of_resamples_drawn_and_sorted(rounds, digits):
-    """To the last bit, also of times that a coarse clock reads alike: published runs hold it."""
+    """Intervals of published runs come out again to the last bit, also with a coarse clock."""
     rng = np.random.default_rng(rounds)
     a, b = np.round(rng.lognormal(size=(2, rounds)), digits) + 0.1
     pick = np.random.default_rng(0).integers(0, rounds, (500, rounds))

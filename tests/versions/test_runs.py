@@ -12,7 +12,7 @@ from tests.runs import Made, make_run
 
 VERSIONS = ("3.1.0", "3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.9.0")
 GOOD = Made(ratio=lambda _: 1.5)
-# It does not compile at one length.
+# This kernel does not compile at one length.
 BROKEN = replace(GOOD, status=lambda n: Status.COMPILE_ERROR if n == 512 else Status.OK)
 
 
@@ -24,7 +24,7 @@ def make_runs(folder, made):
 
 
 def test_a_folder_with_other_arguments_is_refused(tmp_path):
-    for _ in range(2):  # the same arguments go on
+    for _ in range(2):  # the same arguments are accepted again
         assert versions.measure(["selection_rows"], tmp_path / "v", [], print) == []
     with pytest.raises(UsageError, match="arguments"):
         versions.measure(["decode_step"], tmp_path / "v", [], print)

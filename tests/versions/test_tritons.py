@@ -14,7 +14,7 @@ INSTALLED = metadata.version("triton")
 
 
 def put(folder, name, version):
-    """Make what an import and the metadata of an installed Triton need."""
+    """Make the files of an installed Triton that an import and its metadata need."""
     own = folder / name
     (own / "triton").mkdir(parents=True)
     (own / "triton" / "__init__.py").write_text(f"__version__ = {version!r}\n")

@@ -34,7 +34,7 @@ def honest(q, k, v, *, sm_scale):
 
 
 def counted(call):
-    """Return an implementation that gives `call` the number of each call, from 1, before q."""
+    """Return an implementation that gives `call` the number of the call, from 1, and inputs."""
     numbers = count(1)
 
     def implementation(q, k, v, *, sm_scale):
@@ -54,7 +54,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 def note_nothing(*_):
-    """A profile function."""
+    """Stand for a profile function."""
 
 
 def item(call=honest, name="mine"):
@@ -62,7 +62,7 @@ def item(call=honest, name="mine"):
 
 
 def failing(first=lambda q: None):
-    """Return an implementation that does something first, and fails."""
+    """Return an implementation that calls `first` and then fails."""
 
     def fails(q, k, v, *, sm_scale):
         first(q)
@@ -97,7 +97,7 @@ def damage(sets, *indices):
 
 
 def test_an_ordered_call_is_not_blamed_for_what_others_changed_unseen():
-    """Its data come from a set that this arm's own calls were not compared on."""
+    """The ordered call uses a set of inputs on which no earlier call of this arm was checked."""
     sets = sets_of(CASE)
     arm = arm_on(sets)
     arm.check()
@@ -133,7 +133,7 @@ class ForgetfulTimer(CpuTimer):
 
 @pytest.mark.usefixtures("uncollected")
 def test_a_case_finds_nothing_of_those_before_it():
-    """A failure's traceback holds its frames, and they the inputs and the graphs of the case."""
+    """A failure's traceback holds frames, which hold the inputs and graphs of the case."""
     timer = ForgetfulTimer()
     for call in (failing(), honest):
         observations(call, timer=timer)
@@ -299,8 +299,8 @@ def test_a_sparse_result_is_wrong():
 
 
 def test_who_answers_a_timed_call_with_the_one_before_is_told_so():
-    """It is right in the parity checks. With many sets, the call before rarely has the same
-    data."""
+    """The kernel is right in the first checks. With many sets, two calls in turn rarely have equal
+    inputs."""
     late = []
 
     @counted
@@ -314,7 +314,7 @@ def test_who_answers_a_timed_call_with_the_one_before_is_told_so():
 
 
 class Watched(CpuTimer):
-    """Says what it times now."""
+    """A timer that says what it times now."""
 
     now = ""
 
@@ -339,19 +339,19 @@ def test_the_errors_of_every_call_that_is_looked_at_count(when):
 
     @counted
     def tires(call, q, k, v, sm_scale):
-        # The first two are looked at one by one, and those beside them, untimed, are ordered.
+        # The first two calls are checked alone. Later untimed calls are ordered calls.
         if (timer.now or ("ordered" if call > 2 else "")) != when:
             return gqa(q, k, v, sm_scale)
         return gqa(q.bfloat16(), k.bfloat16(), v.bfloat16(), sm_scale).to(q.dtype)
 
     case = CASE.model_copy(update={"dtype": DType.FLOAT32})
     exact, tired = observations(honest, tires, timer=timer, case=case)
-    assert tired.status is Status.OK  # the mean error is within the gate's
+    assert tired.status is Status.OK  # the mean error is within the tolerance
     assert exact.rel_l2 < 1e-6 and tired.rel_l2 > 1e-3
 
 
 def test_what_may_be_found_wrong_beside_the_baselines_is_diagnosed_meanwhile():
-    """One row of thousands: its mean error is far below the gate's tolerance."""
+    """One wrong row of 4,096 leaves the mean error far below the tolerance."""
     case = CASE.model_copy(update={"shape": {"N": 512, "H": 8, "D": 32, "Dv": 32, "L": 40}})
 
     def loses_a_row(q, k, v, *, sm_scale):
@@ -371,13 +371,13 @@ def test_what_may_be_found_wrong_beside_the_baselines_is_diagnosed_meanwhile():
 def test_calls_one_behind_the_other_are_timed_too():
     [found] = observations(honest)
     assert found.status is Status.OK, found.reason
-    # Eight, or fewer where a busy host has spent the time of an arm.
+    # Eight bursts, or fewer if a busy host used up the arm's time.
     assert 2 <= len(found.bursts.time_ms) <= 8 and len(set(found.bursts.calls)) == 1
 
 
 @pytest.mark.parametrize("fault", ["wrong", "raises", "writes", "settings"])
 def test_what_a_call_does_only_among_others_is_seen(fault):
-    """Two calls without a look in between are a burst, and a kernel can tell."""
+    """A kernel can tell a burst: its output is not checked between two calls."""
     timer = Watched()
 
     def sprints(q, k, v, *, sm_scale):
@@ -403,7 +403,7 @@ OVERWRITTEN = "a later call overwrote what an earlier one had returned"
 
 @pytest.mark.parametrize(("buffers", "from_call", "rounds"), [(1, 1, 100), (2, 6, 100), (8, 4, 3)])
 def test_an_output_lives_on(buffers, from_call, rounds):
-    """Also in a ring of buffers that begins after the calls that are always checked."""
+    """A kernel may use a ring of buffers, and only after the calls that are always checked."""
     ring = [torch.empty(6, 2, 32, dtype=torch.float16) for _ in range(buffers)]
 
     @counted
@@ -411,14 +411,14 @@ def test_an_output_lives_on(buffers, from_call, rounds):
         out = gqa(q, k, v, sm_scale)
         return ring[call % buffers].copy_(out) if call >= from_call else out
 
-    # Some of many rounds are looked at, at random.
+    # Some of many rounds are checked, at random.
     [observation] = observations(in_a_ring, case=with_rounds(rounds))
     assert (observation.status, observation.reason) == (Status.WRONG, OVERWRITTEN)
 
 
 def test_an_output_lives_on_to_the_end():
-    """A ring of so many buffers that the last one looked at is never come round to."""
-    ring = []  # what was returned at first, and its values
+    """The kernel overwrites its first outputs only after 40 calls."""
+    ring = []  # the first outputs, and copies of their values
 
     @counted
     def in_a_ring(call, q, k, v, sm_scale):
@@ -426,7 +426,7 @@ def test_an_output_lives_on_to_the_end():
         if call <= 5:
             ring.append((out, out.clone()))
         for returned, values in ring if call > 40 else ():
-            if not torch.equal(out, values):  # inputs repeat, and this result is read by no check
+            if not torch.equal(out, values):  # inputs repeat, and equal values would show nothing
                 returned.copy_(out)
         return out if call <= 5 else out.clone()
 
@@ -435,7 +435,7 @@ def test_an_output_lives_on_to_the_end():
 
 
 def test_a_result_may_lie_apart_in_memory():
-    """A view of every other value: a caller would not mind."""
+    """The output is a view of every other value, which callers accept."""
 
     def apart(q, k, v, *, sm_scale):
         return torch.stack([gqa(q, k, v, sm_scale)] * 2, -1)[..., 0]

@@ -62,7 +62,7 @@ def test_the_forward_is_not_in_the_time():
 
 
 class Made(torch.autograd.Function):
-    """The output that `make()` returns, with the gradients of tensors that `backward` returns."""
+    """Returns the output of `make()`, and from `backward` the gradients of the tensors."""
 
     @staticmethod
     def forward(ctx, make, backward, *tensors):
@@ -96,7 +96,7 @@ def test_what_a_backward_reads_must_stay_as_it_is(changes, reason):
 
 
 def test_a_gradient_made_in_the_forward_is_wrong():
-    """It knows everything but the gradient of the output, and guesses the one it saw last."""
+    """The forward knows all but the gradient of the output, and guesses an earlier one."""
     seen = []
 
     def guess(q, k, v, ranges, **options):
@@ -110,7 +110,7 @@ def test_a_gradient_made_in_the_forward_is_wrong():
     arm = my_arm(guess)
     with pytest.raises(Failure, match="mean absolute error"):
         arm.check()
-    assert seen  # it was right once
+    assert seen  # the first call was right
 
 
 def test_a_gradient_that_is_the_one_it_was_given_is_wrong():
@@ -131,7 +131,7 @@ def test_a_backward_is_not_captured():
 
 
 class TwiceTimer(CpuTimer):
-    """Throws every first sample away, as one whose launch gap was seen is."""
+    """Samples twice and keeps the second sample, as after a launch gap that was not hidden."""
 
     def sample(self, arm, call, again=None):
         super().sample(arm, call)
@@ -146,7 +146,7 @@ class TwiceTimer(CpuTimer):
     ],
 )
 def test_the_output_of_a_backward_is_held_to_the_oracle(change, reason):
-    """Its gradients are right."""
+    """The gradients of this kernel are right."""
 
     def spoiled(*tensors, **options):
         out = masked_sdpa(*tensors, **options)
@@ -158,7 +158,7 @@ def test_the_output_of_a_backward_is_held_to_the_oracle(change, reason):
 
 
 def test_an_output_of_a_backward_lives_on():
-    """Two layers of a network that share a buffer spoil each other's output."""
+    """Two layers of a network that share a buffer would spoil each other's output."""
     buffers = []
 
     def in_one_buffer(*tensors, **options):

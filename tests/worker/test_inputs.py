@@ -62,7 +62,7 @@ def test_a_change_is_seen_however_a_tensor_lies(monkeypatch, kind):
     assert sets.find_change() == "its input v"
     assert sets.repair() and sets.find_change() == ""
     sets.sets[0].tensors["k"].data = torch.zeros_like(sets.sets[0].tensors["k"])
-    assert sets.find_change() == "its input k"  # and not what its memory was before
+    assert sets.find_change() == "its input k"  # its new memory is read, and not the old one
 
 
 @given(data=st.binary(min_size=4, max_size=70_000), start=st.integers(0, 3), at=st.integers(0))

@@ -1,4 +1,4 @@
-"""A baseline that is hopelessly behind is called a few times; the others are measured as ever."""
+"""A baseline that is far behind another one is called a few times. Others are measured fully."""
 
 import time
 from collections import Counter
@@ -13,15 +13,15 @@ from nsabench.worker import case_measurement
 from tests.checking import measured, registered
 from tests.worker.test_arm import CASE
 
-# So long that noise of a shared machine makes no other kernel hopeless.
+# Seconds that a baseline sleeps. Only `slow` is far behind, even on a noisy machine.
 SLEEP_S = {"slow": 0.1, "quick": 0.005, "quicker": 0.0, "wrong": 0.005, "odd": 0.005}
-CALLS = 1 + case_measurement.ROUNDS  # held to the oracle, and by the timer
+CALLS = 1 + case_measurement.ROUNDS  # one call for the oracle, and the timed ones
 
 
 def found(*names, changed=lambda call, out, q: out, **early_exit):
     """Return the observations of baselines, and how often each was called.
 
-    early_exit: fields of `EarlyExit`, where not all may leave. changed: what the baseline `odd`
+    early_exit: fields of `EarlyExit`; by default, all may leave. changed: what the baseline `odd`
     returns.
     """
     calls = Counter()
@@ -70,7 +70,7 @@ def test_who_is_far_behind_is_not_looked_at_any_further():
     assert calls["slow"] == CALLS
     left = seen["slow"]
     assert left.status is Status.OK
-    # Its errors are measured here, since the process of the main pass was the candidate's.
+    # The errors are measured here: the main pass ran in the candidate's process.
     assert left.rel_l2 == seen["quick"].rel_l2 and left.worst_row_at
     assert len(left.samples.time_ms) == case_measurement.ROUNDS and left.bursts.time_ms == []
     assert "over 5 times as long as a faster baseline" in left.notes[0]
@@ -88,7 +88,7 @@ def test_who_is_far_behind_is_not_looked_at_any_further():
         (("slow", "quick"), {"baselines": ()}),
         (("slow", "quick", "quicker"), {"baselines": ("quick", "quicker"), "stay": 2}),
         (("slow", "quick", "quicker"), {"baselines": ("slow", "quicker"), "stay": 2}),
-        # It is measured sooner than it is known to be behind.
+        # A call of `slow` takes less than `least_ms`.
         (("slow", "quick"), {"least_ms": 3e3 * SLEEP_S["slow"]}),
         # A wrong baseline makes no other hopeless, and is not one of two that stay.
         (("slow", "wrong"), {}),

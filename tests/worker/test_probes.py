@@ -1,4 +1,4 @@
-"""Kernels that are right on drawn inputs only are wrong: a call in each other way finds them."""
+"""Probes find kernels that are right only on drawn inputs."""
 
 import math
 
@@ -54,7 +54,7 @@ def clamps_values(q, k, v, *, sm_scale):
 
 
 def reads_lines(q, k, v, *, sm_scale):
-    """Reads from the last address before q that is divisible by 64, as a cache line is."""
+    """Reads q from the last multiple of 64 bytes before it, where a cache line begins."""
     before = q.data_ptr() % 64 // q.element_size()
     moved = q.as_strided(q.shape, q.stride(), q.storage_offset() - before)
     return right(moved, k, v, sm_scale=sm_scale)
@@ -150,7 +150,7 @@ def test_a_probe_whose_inputs_do_not_fit_beside_the_kernel_is_left_out(monkeypat
 
     def lacks_memory_later(inputs):
         drawn.append(inputs)
-        if len(drawn) > 1:  # the first are the checker's
+        if len(drawn) > 1:  # the first call is the checker's
             raise torch.OutOfMemoryError("tried to allocate too much")
         return inputs
 

@@ -1,4 +1,4 @@
-"""Try what foreign code can do in a worker, and bring the caches that it wrote to another."""
+"""Attempts of foreign code in a worker, and how the caches that it wrote reach another worker."""
 
 import json
 import os
@@ -105,7 +105,7 @@ print(json.dumps({"held": sandbox.restrictions(), "tmp": TMP, "found": found}))
 
 @pytest.fixture
 def place(tmp_path):
-    """A home with a run in it, another run beside that, a key, and a scratch."""
+    """Make a home folder with two runs, a key, a scratch folder and a daemon."""
     for name in ("results/run", "results/other", "scratch"):
         (tmp_path / name).mkdir(parents=True)
     runs = [
@@ -113,18 +113,18 @@ def place(tmp_path):
     ]
     for name in (*runs, "signing.key", "mine.py"):
         (tmp_path / name).write_text("x")
-    # A daemon that obeys every request. A client needs no answer to do harm.
+    # The sockets stand for daemons. A client could do harm without an answer.
     daemon = socket.socket(socket.AF_UNIX)
     hears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     before = Path.cwd()
-    os.chdir(tmp_path)  # the name of a socket is short
+    os.chdir(tmp_path)  # the path of a socket must be short
     daemon.bind("daemon")
     hears.bind("hears")
     os.chdir(before)
     daemon.listen()
     for folder in [tmp_path, *tmp_path.parents]:
         if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o777)  # a user other than root gets there, and may write
+            folder.chmod(0o777)  # other users than root can enter and write
     for path in tmp_path.rglob("*"):
         path.chmod(0o777 if path.is_dir() else 0o666)
     with closing(daemon), closing(hears):
@@ -192,7 +192,7 @@ OWN_SIGNALS = {
 
 @needs_landlock
 def test_the_daemon_of_a_shared_gpu_can_be_reached(place, monkeypatch):
-    """Without it CUDA would not start there; and it is said."""
+    """CUDA would not start without this daemon. The answer says that local sockets are allowed."""
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(place))
     (place / "control").write_text("")
     answer = tried(place, {"asks a daemon": ATTEMPTS["asks a daemon"]})
@@ -202,7 +202,7 @@ def test_the_daemon_of_a_shared_gpu_can_be_reached(place, monkeypatch):
 
 @needs_landlock
 def test_below_landlocks_scopes_signals_are_kept_by_seccomp(place):
-    """Most hosts of GPUs have such a kernel."""
+    """Most GPU hosts have a Linux kernel without these scopes."""
     answer = tried(place, {**SIGNALS, **OWN_SIGNALS, **ALLOWED}, abi=5)
     found = answer["found"]
     assert {name for name in SIGNALS if found[name] == "done"} == set()
@@ -231,9 +231,9 @@ def test_outside_each_attempt_succeeds(place):
     refusal."""
     powers = int(re.search(r"CapEff:\s+(\w+)", Path("/proc/self/status").read_text())[1], 16)
     if not all(powers >> power & 1 for power in (CAP_SYS_PTRACE, CAP_MKNOD)):
-        pytest.skip("as root, since one makes a device and one reads another's memory")
+        pytest.skip("needs root: attempts make a device and read another process's memory")
     script = SCRIPT.replace("sandbox.enter(", "(lambda given: None)(")
-    # Nothing listens, and the run is renamed: these would fail, or disturb the others.
+    # `connects` would fail, as nothing listens. `renames it` would disturb the other attempts.
     left_out = ("connects", "renames it")
     attempts = {n: line for n, line in {**ATTEMPTS, **SIGNALS}.items() if n not in left_out}
     found = tried(place, attempts, script=script)["found"]
@@ -279,7 +279,7 @@ def test_files_come_as_they_are_and_links_as_links(others, own):
 
 
 def test_what_was_chosen_beside_others_is_not_brought(others, own):
-    """Triton and Inductor keep which variant was the fastest, while a dozen others used the GPU."""
+    """Triton and Inductor keep the fastest variant, which other processes on the GPU influence."""
     for name in ("parallel_nsa_fwd_kernel.autotune.json", "k.best_config", "parallel.json"):
         (others / "triton/a" / name).touch()
     sandbox.copy_caches(others, own)
@@ -288,7 +288,7 @@ def test_what_was_chosen_beside_others_is_not_brought(others, own):
 
 
 def _a_pipe(cache):
-    os.mkfifo(cache / "pipe")  # to open it would last for ever
+    os.mkfifo(cache / "pipe")  # opening it would never return
 
 
 def _a_link_in_its_place(cache):

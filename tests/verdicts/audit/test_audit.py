@@ -181,7 +181,7 @@ def test_the_sheets_are_plausible():
     for sheet in datasheet.SHEETS:
         assert 300 <= sheet.memory_gb_s <= 8000
         assert sheet.bfloat16 <= sheet.float16
-        # A dense tensor rate is 256 to 8192 FLOP a clock and SM on every device of the last years.
+        # Devices of the last years do 256 to 8,192 dense FLOP a clock and multiprocessor.
         per_clock = sheet.float16 * 1e6 / sheet.sms / sheet.sm_boost_mhz
         assert 256 <= per_clock <= 8192, sheet.name
 
@@ -242,7 +242,7 @@ def test_a_result_does_not_tell_cases_apart(audit, column, first, second):
 
 
 def test_a_baseline_of_another_distribution_is_not_the_best_of_a_case(audit):
-    """Its 0.5 ms are far above what the case takes, and the best there is for it."""
+    """`ref` takes more than `sdpa` on dense rows, but is the best baseline on spread rows."""
     header = "N,H,D,L,kernel_ms,sdpa_ms,ref_ms,distribution"
     rows = ("1024,8,128,64,0.4,2.5,0.5,spread", "1024,8,128,64,0.4,0.04,,dense")
     case = "N=1024 H=8 D=128 L=64 distribution=spread"

@@ -1,4 +1,4 @@
-"""Another margin than the usual one: what lies near it is measured twice, or it is said."""
+"""With another margin, ratios near it are measured twice, or the decision notes one process."""
 
 import json
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The break-even length of a run is the same wherever it is shown."""
+"""The decisions of a run are the same wherever they are shown."""
 
 import io
 

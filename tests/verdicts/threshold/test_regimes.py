@@ -1,4 +1,4 @@
-"""Decisions in each regime, from its own verdicts."""
+"""Decisions in each regime, from the regime's own verdicts."""
 
 from dataclasses import replace
 
@@ -11,8 +11,7 @@ from nsabench.verdicts.threshold import decide_run, read_run
 from nsabench.verdicts.thresholds_yaml import as_text, as_yaml
 from tests.runs import Made, make_run, retimed
 
-# It pays on the device from 128 keys, and from 512 keys if called from Python, where the host
-# limits.
+# The candidate is faster from 128 keys on the device, and from 512 keys if called from Python.
 BOTH = Made(
     lengths=(64, 128, 256, 512, 1024),
     ratio=lambda n: 0.9 if n < 128 else 1.5,

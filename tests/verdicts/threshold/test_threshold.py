@@ -41,7 +41,7 @@ def test_the_smallest_length_from_which_all_pass(tmp_path):
     assert (decision.gpu, decision.min_length, decision.reasons) == ("NVIDIA H200", 256, [])
     assert decision.tested == 16 and 1.4 < decision.weakest < 1.5
     assert decision.decided_by is not None and decision.decided_by.length == 128
-    # Nothing speaks against the unproven checks behind it.
+    # Unproven checks are caveats, and do not change the decision.
     (caveat,) = decision.caveats
     assert "timer, baseline, roofline" in caveat
     assert as_data([decision])["decisions"][0]["caveats"] == [caveat]
@@ -95,7 +95,7 @@ def test_several_runs_combine_to_what_holds_for_all(tmp_path):
 
 
 def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path):
-    """A shipped one that is better does not hide what became of the user's, nor set its gate."""
+    """A better shipped candidate neither hides the user's candidate nor sets its gate."""
     made = Made(implementations=("faster", "mine", "shipped"), source="kernels")
     records, plan = read_run(make_run(tmp_path / "run", made))
     own = {"mine": {"source": Source("mine.py@aaaaaaaaaaaa")}}
@@ -118,7 +118,7 @@ def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path):
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([64, 128, 256, 512]), st.floats(0.5, 3)), min_size=1))
 def test_monotone(cells):
-    """No tested case at or above a threshold fails, and any lower length has one that does."""
+    """All cases at or above a threshold pass. From any lower length, some case does not."""
     records = [
         with_comparison(
             record("k", Role.CANDIDATE, case_id=str(i), length=n),
@@ -150,7 +150,7 @@ def test_the_gate_loads_what_we_write(tmp_path):
 
 
 def records_of(op, lengths, controls=True):
-    """Return records by length, with the lower end of their speed-up; controls are caught."""
+    """Return records with these lower ends of speed-ups by length. Controls are caught."""
     return [
         with_comparison(
             record(
@@ -168,7 +168,7 @@ def records_of(op, lengths, controls=True):
     ("op", "axis"), [("sliding_window", "T"), ("compressed", "T"), ("decode_step", "S")]
 )
 def test_a_length_that_is_not_selected_sets_no_gate(op, axis):
-    """Or a compressed branch that wins from T = 32 on would switch the selection kernel on."""
+    """Otherwise a compressed branch that wins from T = 32 would enable the selection kernel."""
     [decision] = decide_run(records_of(op, {32: 3.0, 64: 3.0}))
     assert (decision.min_length, decision.axis) == (32, axis)
     assert as_data([decision])["runtime"]["sel_triton_min_L"] is None
@@ -205,7 +205,7 @@ def declining(at):
 
 @pytest.mark.parametrize(("at", "length"), [(64, 128), (128, 256), (256, None), (512, None)])
 def test_a_length_that_is_declined_ends_the_walk(tmp_path, at, length):
-    """A kernel that declines where it would lose is not worth using from below there."""
+    """A kernel that declines a length is not worth using from that length or a shorter one."""
     decision = decide(tmp_path, Made(ratio=lambda _: 2.0, status=declining(at)))
     assert decision.min_length == length
     by = decision.decided_by

@@ -11,7 +11,7 @@ from nsabench.worker.timing.timer import CpuTimer, call_back_to_back
 
 
 class CountedArm:
-    """Takes as long as it says on a clock of its own."""
+    """An arm whose calls take `call_ms` on a made-up clock."""
 
     def __init__(self, name, call_ms, log, fails_at=-1, around_ms=0.0):
         self.name = name
@@ -19,7 +19,7 @@ class CountedArm:
         self.log = log
         self.counts: list[int] = []
         self.fails_at = fails_at
-        self.around_ms = around_ms  # what is done before and behind a burst
+        self.around_ms = around_ms  # the time of checks before and after a burst
 
     def burst(self, timer, count):
         self.log.append(self.name)
@@ -91,8 +91,8 @@ def test_whose_verdict_is_asked_has_as_many_as_an_interval_needs(call_ms, bursts
 
 
 def test_what_is_done_around_a_burst_takes_none_of_those_that_are_needed():
-    """A call of 420 ms had four, one fewer than an interval is made of, since looking at what it
-    returned took 100 ms more each."""
+    """An interval needs five bursts. Checks around a burst do not count, even with calls of 420
+    ms."""
     mine, dense = (CountedArm(name, 420.0, [], around_ms=100.0) for name in "md")
     collect(mine, dense, judged="md")
     assert (len(mine.counts), len(dense.counts)) == (5, 5)

@@ -20,14 +20,14 @@ from nsabench.worker.timing.timer import CallTime
 
 
 class Clock:
-    """Host time that only a call moves."""
+    """Host time that advances only with calls."""
 
     def __init__(self):
         self.now_s = 0.0
 
 
 class KnownTimer:
-    """Reads what the call says it took, in ms, and lets the clock run on by that."""
+    """Reads the time that a call returns, in ms, and advances the clock by it."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -79,7 +79,7 @@ class KnownArm:
 
 
 class CountingArm(KnownArm):
-    """Counts the half of each call itself, as one that checks its calls."""
+    """Counts half of each call's time itself, as an arm that checks its calls does."""
 
     def prepare(self, round_):
         call = super().prepare(round_)
@@ -107,7 +107,7 @@ def rounds(clock, count, *arms, seed=0):
 
 
 def test_what_an_arm_has_counted_itself_is_not_counted_twice(clock):
-    """More than a run took was said to be measured: its harness had taken less than nothing."""
+    """Otherwise the measuring could take more time than the run."""
     arms = CountingArm("a", 10.0), CountingArm("b", 20.0)
     out, _ = rounds(clock, 6, *arms)
     assert out.busy_s + sum(arm.called_s for arm in arms) == pytest.approx(0.18)
@@ -119,12 +119,12 @@ def test_what_an_arm_has_counted_itself_is_not_counted_twice(clock):
 @pytest.mark.parametrize(
     ("times", "calls"),
     [
-        ([10.0], 3),  # 25 ms are over, and the last third agrees with the one before
+        ([10.0], 3),  # 25 ms have passed, and the last third agrees with the one before
         ([1.0], 25),
-        ([60.0], 2),  # not three calls, but four times the asked time is over
+        ([60.0], 2),  # fewer than three calls, but four times the asked time has passed
         ([200.0], 1),
         ([30.0, 20.0, 10.0, 5.0], 5),  # settles at the second 5
-        ([30.0, 60.0, 20.0], 3),  # does not, until four times the asked time is over
+        ([30.0, 60.0, 20.0], 3),  # does not settle before four times the asked time has passed
     ],
 )
 def test_warm_up_ends_when_times_settle(clock, times, calls):
@@ -214,7 +214,7 @@ def test_a_wide_interval_goes_on_to_the_most_rounds():
 def test_the_budget_ends_it_and_begins_when_the_hopeless_are_gone():
     assert rule().enough(30, 2.0, times(30, noise=0.3, mine=1.0, best=1.0))
     behind_a_slow_one = rule()
-    # Five rounds with a baseline of six seconds a call took the time of the other arms.
+    # A baseline of six seconds a call does not use up the budget of the other arms.
     assert not behind_a_slow_one.enough(MIN_ROUNDS_EVER, 30.0, times(5, mine=1.0, best=1.0))
     assert not behind_a_slow_one.enough(19, 30.1, times(19, mine=1.0, best=1.0))
     noisy = times(30, noise=0.3, mine=1.0, best=1.0)
@@ -237,7 +237,7 @@ def test_the_hopeless_leave_early():
 
 
 def test_one_clear_sample_in_five_keeps_a_baseline():
-    """A neighbour disturbed three of its five samples, not the other baselines'."""
+    """Three of the baseline's five samples are disturbed, and none of the others'."""
     taken = times(5, mine=1.0, best=1.0, near=1.1, far=1.2)
     taken["far"][:3] = [4.0, 4.5, 5.0]
     assert rule().active(MIN_ROUNDS_EVER, taken) == {"mine", "best", "near", "far"}

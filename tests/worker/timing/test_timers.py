@@ -116,13 +116,12 @@ def test_a_call_is_hidden_after_few_tries_and_its_spin_stays_long_enough(
     assert len(device.spins) == tries
     device.spins.clear()
     assert all(timer.sample("mine", device.call)[0].gap_hidden for _ in range(9))
-    assert len(device.spins) == 9  # none was tried again
+    assert len(device.spins) == 9  # no sample was tried again
     assert device.enough <= device.spins[-1] <= max(4 * device.enough, FIRST_CYCLES)
 
 
 def test_a_pause_of_the_host_makes_one_sample_long_and_not_all_that_follow(timer, device):
-    """On an H200, a single pause of the host raised every later spin of a case from 50 to 300
-    us."""
+    """After the pause, one spin is half as long, and the next ones have the usual length."""
     device.enough, device.host_s = 300_000, 10e-6
     timer.sample("mine", device.call)
     assert device.spins[-1] == 400_000
@@ -148,7 +147,7 @@ def test_who_waits_for_the_device_is_not_hidden_and_says_so(timer, device, host_
         sample, _ = timer.sample("sleeps", device.call)
         assert (sample.gap_hidden, sample.host_us) == (False, 0.0)
         tried.append(list(device.spins))
-    assert tried == [first, second, []]  # and once more without any
+    assert tried == [first, second, []]  # the third sample has no spin
 
 
 def test_two_pauses_of_the_host_expose_one_sample(timer, device):
