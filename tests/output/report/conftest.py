@@ -2,10 +2,11 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from nsabench import ops
-from nsabench.model.measurement import Ceilings, Observation, Samples
+from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import MatrixInfo, Plan
 from nsabench.model.vocabulary import Role, Status
 from tests import runs
@@ -100,20 +101,4 @@ def observations_of(planned, *, caught):
 
 
 def timed(name, ms):
-    rounds = list(range(40))
-    return Observation(
-        implementation=name,
-        status=Status.OK,
-        mae=3e-5,
-        max_abs_err=3e-4,
-        rel_l2=3e-4,
-        samples=Samples(
-            round=rounds,
-            order=[0] * 40,
-            at_s=[0.01 * i for i in rounds],
-            time_ms=[ms * (1 + 0.001 * (i % 7)) for i in rounds],
-            escaped_ms=[0.0] * 40,
-            gap_hidden=[True] * 40,
-            sm_clock_mhz=[1980] * 40,
-        ),
-    )
+    return runs.timed(name, ms, Made(samples=40, noise=0.001), np.random.default_rng(0))
