@@ -2,8 +2,8 @@
 
 A template is the process from which a run forks its workers. Without this module, imports would
 take most of the time of a short command or run. `tests.origin` is the process that is forked. Each
-fork has its own environment, folder and streams. If an environment holds secrets, or other values
-of variables that imports or the start of Python read, a new process is started instead.
+fork has its own environment, folder and streams. If an environment holds secrets, or changes a
+variable that is read on import or at the start of Python, a new process is started instead.
 """
 
 import atexit
@@ -240,7 +240,7 @@ def _origin(compiles=False):
         origin = subprocess.Popen(
             [sys.executable, "-m", "tests.origin", str(os.getpid()), str(listener.fileno())],
             cwd=Path(__file__).parents[1],
-            env={**_with(compiles), "ROOM": " " * 4096},  # forks show variables in it
+            env={**_with(compiles), "ROOM": " " * 4096},  # for variables of forks in /proc
             stdin=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
         )

@@ -30,7 +30,7 @@ from tests import forked
 
 BACKLOG = 8
 ADOPTION_S = 10.0
-LAST_S = 0.1  # for processes that die with a command
+LAST_S = 0.1  # to reap processes that die with a command
 PR_SET_CHILD_SUBREAPER = 36
 _hidden = {}
 
@@ -164,7 +164,8 @@ def _reap():
 
 
 def _end(call):
-    """Call `call` and end as Python does, but destroy no modules, which is slow for torch."""
+    """Call `call` and end as Python does, but without destroying modules, which takes long for
+    torch."""
     code = None
     try:
         call()

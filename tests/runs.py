@@ -277,7 +277,8 @@ def observations_of(planned, made, rng):
         queued = base / made.queue_ratio(length) * factor / 2 if made.queue_ratio else None
         yield timed("dense", base / made.ratio(length) * factor, made, rng, queued)
     if made.queue_ratio:
-        # Its host time is 5 times the device's. If it is not caught, its bursts do not show this.
+        # It keeps the host busy for 5 times the device's time. If it is not caught, its bursts are
+        # as short as the device's time.
         held = replace(made, host_us=5000.0 * base)
         yield timed("needless_python", base, held, rng, base * (5 if made.queue_caught else 1))
         reason = "called one behind the other, MAE 0.8"

@@ -149,7 +149,8 @@ def test_a_batch_holds_each_text_once(tmp_path):
 
 
 def test_a_small_file_takes_little_memory_however_large_it_may_be(tmp_path):
-    """Memory for the largest allowed file would be too much, as for several tables at once."""
+    """If each file took memory for the largest allowed file, several tables at once would take too
+    much."""
     path = tmp_path / "small"
     path.write_bytes(b"content")
     assert reading.read(path, 1 << 60) == b"content"

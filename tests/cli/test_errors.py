@@ -116,7 +116,7 @@ def test_a_report_onto_a_full_disk(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", ["report", "audit", "threshold", "all"])
 def test_a_signed_run_that_was_altered(tmp_path, nsabench, command):
-    """Nor is it signed again."""
+    """`all --resume` does not sign the run again."""
     run = make_run(tmp_path / "run")
     seal(run, SIGNER)
     words = {"report": (run, "--out", tmp_path / "out"), "all": ("--resume", run)}

@@ -1,4 +1,4 @@
-"""Files that were made to hang or to crash a command: refused by one sentence, at once."""
+"""Files that were made to hang or crash a command are refused with a short message."""
 
 import re
 import subprocess
@@ -47,7 +47,7 @@ def test_a_table_that_claims_a_billion_rows(tmp_path):
 
 
 def test_a_file_that_lies_about_what_it_unpacks_to_ends_in_a_sentence(tmp_path):
-    """As where a page takes more memory than a process may have."""
+    """A large allocation replaces a page that takes more memory than a process may have."""
     code = (
         "import sys\nfrom nsabench import cli\nfrom nsabench.cli import verify\n"
         "verify.verify = lambda *_, **__: bytearray(9 << 30)\n"

@@ -12,8 +12,8 @@ from tests.commands import nsabench as nsabench
 
 @pytest.mark.full
 def test_check_says_right_of_every_first_kernel(tmp_path, nsabench):
-    """The matrix of `init` has as many cases as `check` has shapes. Tails are easily forgotten in
-    one of them."""
+    """The matrix of `init` has as many cases as `check` has shapes. In one of them, kernels easily
+    forget the tails."""
     for op in map(ops.get, ops.shipped()):
         (tmp_path / "mine.yaml").write_text(templates.first_matrix(op, "mine"))
         cases = [case for loaded in matrix.load(tmp_path / "mine.yaml") for case in loaded.cases]

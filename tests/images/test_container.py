@@ -200,8 +200,7 @@ def test_labels(built):
 
 
 def test_a_worker_finds_bytecode(image):
-    """In a read-only container, each worker would have to compile modules without bytecode
-    again."""
+    """A container is read-only, so each worker would compile every module that has no bytecode."""
     source = (
         "import pathlib, sys, nsa_kernels, nsabench.worker, torch._dynamo\n"
         "made = {m.__name__: m.__cached__ for m in list(sys.modules.values())"

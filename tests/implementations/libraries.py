@@ -19,8 +19,8 @@ def attend(q, k, v, scale):
 
 
 def topk_sparse_attention(q, k, v, topk_idx, block_size, cu_seqlens, softmax_scale):
-    """Attend as Flash-NSA: as many first slots of a row are read as hold blocks up to the query's
-    own."""
+    """Attend as Flash-NSA does: it reads as many first slots of a row as hold blocks up to the
+    query's own."""
     assert topk_idx.dtype == cu_seqlens.dtype == torch.int32 and topk_idx.is_contiguous()
     out = torch.zeros_like(q)
     group = q.shape[1] // k.shape[1]
@@ -52,7 +52,7 @@ def selection_attention_wrapper(
     max_s_k,
     is_causal,
 ):
-    """Attend as cuDNN: the first `block_counts` slots of a row are read, and all slots must be
+    """Attend as cuDNN does: it reads the first `block_counts` slots of a row. All slots must hold
     blocks."""
     assert is_causal and block_indices_tensor.min() >= 0 and max_s_q == max_s_k
     slots = torch.arange(block_indices_tensor.shape[-1])
@@ -77,7 +77,7 @@ def parallel_nsa(
     scale,
     cu_seqlens,
 ):
-    """Attend as fla-core: to given blocks or to blocks that it selects, and to a window."""
+    """Attend as fla-core does: to given blocks or to blocks that it selects, and to a window."""
     assert (g_cmp is None) != (block_indices is None) and (g_swa is None) == (window_size == 0)
     assert cu_seqlens is None or cu_seqlens.dtype == torch.int64
     assert block_indices is None or block_indices.dtype == torch.int64
@@ -172,8 +172,8 @@ class PagedDecode:
 
 
 def of_sequence(q, k, v, scale, causal=False, window=(None, None)):
-    """Return attention of one sequence: q [n,HQ,D], k [m,H,D], v [m,H,D]. The last query is at the
-    last key, for causal and window. A query without keys gives zeros."""
+    """Return attention of one sequence: q [n,HQ,D], k [m,H,D], v [m,H,D]. For `causal` and
+    `window`, the last query has the position of the last key. A query without keys gives zeros."""
     n, m = len(q), len(k)
     group = q.shape[1] // k.shape[1]
     behind = (torch.arange(n).view(n, 1) + m - n) - torch.arange(m)
@@ -186,7 +186,7 @@ def of_sequence(q, k, v, scale, causal=False, window=(None, None)):
 
 
 def flash_attn_func(q, k, v, *, softmax_scale, causal=False, window_size=(-1, -1), num_splits=1):
-    """Attend as FlashAttention-2 and 4: q [B,n,HQ,D], k, v [B,m,H,D]."""
+    """Attend as FlashAttention-2 and 4 do: q [B,n,HQ,D], k, v [B,m,H,D]."""
     rows = zip(q, k, v, strict=True)
     return torch.stack([of_sequence(*row, softmax_scale, causal, window_size) for row in rows])
 
@@ -227,7 +227,7 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(q, k_cache, v_cache, *, softmax_scale, num_splits=0):
-    """Attend as FlashAttention-2: q [B,n,HQ,D] to the whole cache [B,m,H,D]."""
+    """Attend as FlashAttention-2 does: q [B,n,HQ,D] to the whole cache [B,m,H,D]."""
     return flash_attn_func(q, k_cache, v_cache, softmax_scale=softmax_scale)
 
 

@@ -29,7 +29,7 @@ def assert_right(call, op, inputs, tolerance=1e-05):
 
 
 def aten_flash(q, k, v, cu, longest, sm_scale, window=0, *, causal=True):
-    """Attend as FlashAttention, in plain PyTorch, with NaN in rows that it would not write."""
+    """Attend as FlashAttention does, with NaN in rows that it would not write."""
     assert not window
     dtype = q.dtype
     q, k, v = q.float(), k.float(), v.float()

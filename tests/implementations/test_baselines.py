@@ -91,7 +91,7 @@ def test_selected_keys_are_packed_without_waiting_for_the_device(monkeypatch, di
 
 @pytest.mark.parametrize("distribution", ["disjoint", "reversed", "empty_rows", "all_empty"])
 def test_places_without_a_key_have_no_gradient(monkeypatch, distribution):
-    """FlashAttention's backward does not write gradients there."""
+    """FlashAttention's backward does not write the gradients of places without a key."""
 
     def flash(q, k, v, cu, *given, causal):
         for x in (k, v):

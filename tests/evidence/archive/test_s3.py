@@ -92,7 +92,7 @@ def start(folder):
 
 
 def _make_bucket(server, filer):
-    """Wait for the server; a folder below /buckets is a bucket."""
+    """Wait for the server, and make the bucket, which is a folder below /buckets."""
     until = time.monotonic() + 60
     bucket = urllib.request.Request(f"http://127.0.0.1:{filer}/buckets/bench/", method="POST")
     for request in (bucket, f"http://127.0.0.1:{server.port}/"):

@@ -56,7 +56,7 @@ def test_one_bit_of_a_file(run, name, part):
 
 
 def test_every_byte_of_the_manifest(run):
-    """Every third byte is changed. Only changes of blanks may pass."""
+    """Every third byte is changed. A change may pass only if the parsed JSON is the same."""
     path = run / MANIFEST
     original = path.read_bytes()
     envelope = json.loads(original)
@@ -277,7 +277,7 @@ def seal_whatever(run, signer):
     resign(run, change, signer)
 
 
-# By change of thresholds.yaml: the text in it, another text, and how the difference is named.
+# A text in thresholds.yaml, the text that replaces it, and how the difference is named.
 FORGED_THRESHOLDS = {
     "a length": ("    NVIDIA H200: 256\n", "    NVIDIA H200: 64\n", "NVIDIA H200 is 64, and 256"),
     "an answer": ("  answer: from\n", "  answer: 'no'\n", "answer is no, and from follows"),

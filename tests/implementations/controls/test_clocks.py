@@ -73,7 +73,7 @@ def test_a_patched_replay_stops_the_clocks_after_its_own_replays_only(monkeypatc
     x = torch.zeros(4)
     assert not stopped()
     timer.patched_replay(honest, x)
-    assert Graph.replay is true_replay, "a call is no capture"
+    assert Graph.replay is true_replay, "a call outside a capture changes nothing"
     monkeypatch.setattr(timer, "is_captured", lambda tensor: True)
     own, other = Graph(), Graph()
     out = timer.patched_replay(honest, x)

@@ -1,5 +1,4 @@
-"""The doctor's report is empty on a healthy machine, and names the worst problem first on
-others."""
+"""The doctor finds nothing on a healthy machine, and names the worst problem first on others."""
 
 import io
 from pathlib import Path
