@@ -65,7 +65,7 @@ def random_blocks(*size, keys, block_size, seed=0):
 
 
 def paged(x, page, heads_last=False):
-    """Return pages in random order with a cache [B, H, S, D], and the block table. Unused pages
+    """Return the pages of a cache [B, H, S, D] in random order, and the block table. Unused pages
     hold NaN. If ``heads_last``, memory has the order [pages, page, H, D]."""
     b, h, s, d = x.shape
     n = -(-s // page)
@@ -105,8 +105,7 @@ def mean(x, block, stride):
 
 
 def exact_nsa(q, k, v, gates, cu_seqlens=None, **sizes):
-    """Compute ``nsa_attention`` by its formula in float64. Queries have the keys' last
-    positions."""
+    """Compute ``nsa_attention`` by its formula in float64. The last query is at the last key."""
     if cu_seqlens is not None:
         edges = cu_seqlens.tolist()
         parts = [
@@ -352,8 +351,9 @@ def scored(_, s):
 
 
 def step(name, s):
-    """Make a decode step. Caches hold the given lengths of T tokens, then keys that would be seen
-    and NaN values. Else they hold T, T - 1, … of T + 3, or T of T for ``decode_step``."""
+    """Make a decode step. Caches of T tokens hold the given lengths, then keys of 90 and NaN
+    values. Else, caches of ``decode_step`` are full, and others hold T, T - 1, … of T + 3
+    tokens."""
     varied = name != "decode_step"
     draw, room = normal(s.dtype, seed=s.t), s.t + 3 if varied and not s.lengths else s.t
     lengths = s.lengths or [max(s.t - i, 0) if varied else s.t for i in range(s.b)]

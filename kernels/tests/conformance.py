@@ -1,7 +1,7 @@
 """Each public call under each dtype and condition: what works, and by which sentence it is refused.
 
 A cell is a call, a dtype and a condition. If no refusal below names a cell, it gives what the
-formula gives in float64. ``test_conformance.py`` tests cells, and ``docs/generate.py`` lists them.
+formula gives in float64. ``test_conformance.py`` tests cells; ``docs/generate.py`` tabulates them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _LARGEST_KEPT = 1 << 12  # elements of a constant
 def quicken():
     """Change the interpreter of this process.
 
-    An older Triton leaves the language changed after a launch. Only its types and shapes are kept.
+    For an older Triton, which leaves the language changed, only types and shapes are remembered.
     """
     from triton.runtime import interpreter
 
@@ -86,7 +86,7 @@ def _call_builtins_directly(interpreter, semantic):
 
 
 def _skip_unread_checks(semantic):
-    """Check integers for overflow only in Triton's debug mode, which alone reads the check."""
+    """Check integers for overflow only in debug mode: otherwise Triton ignores the result."""
     look = semantic.binary_op_sanitize_overflow_impl
 
     @wraps(look)

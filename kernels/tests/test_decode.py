@@ -54,7 +54,7 @@ STEPS = [
     {"b": 2, "hq": 6, "h": 2, "t": 203, "block_size": 16, "n_selected": 5, "window": 40},
     {"hq": 3, "t": 6500, "block_size": 16, "n_selected": 25, "window": 300},
     {"hq": 3, "t": 4200, "block_size": 16, "n_selected": 5, "window": 700},
-    # Moving so many logits takes more than the keys.
+    # Moving so many logits would take longer than reading the keys.
     {"hq": 40, "h": 2, "t": 3000, "block_size": 16, "n_selected": 5, "window": 40},
     {"b": 2, "hq": 6, "h": 2, "t": 1500, "n_selected": 5, "window": 40},
     {"b": 2, "hq": 6, "h": 2, "t": 1500, "block": 48, "block_size": 48, "n_selected": 5},
@@ -201,7 +201,7 @@ def caches(dtype=torch.float32):
     ("page", "heads_last", "dtype", "n_selected"),
     [
         (16, False, torch.bfloat16, 3),  # pages smaller than a selection block
-        (96, True, torch.float32, 70),  # not whole blocks; spans are ordered first
+        (96, True, torch.float32, 70),  # one and a half blocks; spans are ordered first
     ],
 )
 def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(
@@ -230,7 +230,7 @@ def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(
 
 
 @pytest.mark.parametrize(
-    ("absent", "selected_len"),  # a row for one program, or several
+    ("absent", "selected_len"),  # one program takes a row, or several do
     [(-1, 16), (-(2**31), None), (99999, 16), (2**31 - 1, None)],
 )
 def test_keys_of_a_page_that_is_not_there_are_not_attended_to(absent, selected_len):

@@ -30,7 +30,7 @@ def weigh(out, x, y, weight):
 
 
 def chain(x, y, weight):
-    """Return two results, of which the first is a part of its tensor, and use memory in between."""
+    """Return two results, the first a part of its allocation, and use memory between them."""
     once = torch.empty((2, *x.shape), dtype=x.dtype, device=x.device)
     twice, result = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     weigh(once[1], x, y, weight)

@@ -65,7 +65,8 @@ def cells(calls, *without):
 
 
 def here():
-    """Return all cells on a GPU; in the interpreter, an op's first call or first distribution."""
+    """Return all cells on a GPU. In the interpreter, an op's first implementation has all
+    distributions, and the others have the first one."""
     first = dict(reversed(IMPLEMENTATIONS)).values()
     return [
         (name, distribution, call)

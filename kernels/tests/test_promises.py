@@ -74,7 +74,7 @@ def unseen_blocks():
 
 
 def unseen_compressed(lengths, keys):
-    """Return a case of more compressed keys than its tokens complete, with those unseen."""
+    """Return a case with unseen compressed keys, the axis of keys, and the unseen indices."""
     case = make("compressed_attention", t=70, block=8, stride=8)
     case.tensors |= {key: torch.cat([x, x[:, :4]], 1) for key, x in list(case.tensors.items())[1:]}
     if keys:
@@ -126,7 +126,7 @@ def of_policy(policy):
 
 
 def with_lengths():
-    """Return the decode calls that ``conformance`` makes without lengths, with lengths."""
+    """Return one case of the decode calls that ``conformance`` makes without lengths."""
     case = make("decode_step with cache_seqlens", b=2, t=20)
 
     def call(q, k, v, k_cmp, v_cmp, gates, cache_seqlens):

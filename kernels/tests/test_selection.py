@@ -44,7 +44,7 @@ def test_a_config_is_refused_that_leaves_heads_or_keys_out(name):
     odd = dataclasses.replace(config, **nothing.get(name, {"chunk": config.block_l + 8}))
     with pytest.raises(ValueError, match=f"{name}: "):
         forward(name, configured(short, odd))
-    if name != "selection_rows":  # the others' programs serve any length
+    if name != "selection_rows":  # configs of the other calls serve any length
         forward(name, configured(long, config))
         return
     with pytest.raises(ValueError, match="512 keys"):

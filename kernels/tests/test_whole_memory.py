@@ -72,5 +72,5 @@ def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch
     _, backward = recorded(
         operator._launch_backward, torch.empty_like(out), *tensors, *kept, *NUMBERS, d**-0.5
     )
-    # Scores, the compressed branch or the partials of blocks: each is large.
+    # Each needs scores, the compressed branch or partials of blocks, which are large.
     assert all(GIB // 2 < each <= BOUND for each in (forward, with_kept, backward))

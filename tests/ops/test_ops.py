@@ -111,7 +111,7 @@ def keys_of(name, inputs, index):
 
 
 def chosen_blocks(inputs, b, h):
-    """Return the selected blocks of a decode step: those of large keys, and the forced ones."""
+    """Return the blocks that a decode step selects: of large keys, the first, and the last two."""
     k_cmp, sizes = inputs.tensors["k_cmp"][b, h].double(), inputs.options["sizes"]
     blocks = -(-inputs.tensors["k"].shape[2] // sizes.block_size)
     loud = (k_cmp.norm(dim=-1) > 10).nonzero().flatten().tolist()

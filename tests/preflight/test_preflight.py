@@ -59,8 +59,8 @@ def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
 
 
 def test_cases_that_once_ended_the_compiler_compile(tmp_path):
-    """ptxas can crash at loops without a step, which one key leaves. Operators of torch can call
-    themselves without end on the memoryless tensors of a large backward."""
+    """With one key, loops have no step, at which ptxas can crash. Operators of torch can call
+    themselves without end on large tensors without memory."""
     matrix = (
         "op: compressed\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
         "include:\n- {B: 1, T: 32, HQ: 1, H: 1, D: 16, block: 32, stride: 16}\n"

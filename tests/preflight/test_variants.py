@@ -14,7 +14,7 @@ from nsabench.model.vocabulary import DType
 from nsabench.preflight import record, targets
 from tests.checking import a_case
 
-# Tokens, and the blocks that a query chooses. Work items have one size, and chunks are several.
+# Tokens, and the blocks that a query chooses. All have one size of work items, and several chunks.
 CASES = ((40_001, 16), (41_777, 16), (40_001, 64))
 LISTED = ("forward_kernel", "backward_kernel", "spill_kernel")
 SIZES = {"B": 1, "HQ": 16, "H": 1, "D": 128, "Dv": 128, "block": 32, "stride": 16}

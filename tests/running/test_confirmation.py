@@ -145,7 +145,7 @@ CAPPED = Conditions(
     [(1.5, Verdict.FASTER), (1.2, Verdict.INCONCLUSIVE), (0.7, Verdict.SLOWER), (0.9, None)],
 )
 def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(ratio, expected):
-    """Clocks differ by 1.25 times: a ratio of 1.5 has the interval 1.2 to 1.875."""
+    """Clocks differ 1.25-fold, so the interval of a ratio of 1.5 is 1.2 to 1.875."""
     judgement = verdict(ratio, conditions=CAPPED)
     assert judgement.verdict is (expected or Verdict.INCONCLUSIVE)
     assert judgement.ratio == pytest.approx(ratio)
@@ -256,8 +256,8 @@ def test_later_passes_that_disagree_or_were_disturbed_make_it_inconclusive(ratio
         # A margin that only one process reached is not reached.
         (1.205, {"second": again(1.19)}, 1.19, 1.205),
         (1.52, {"second": under(CAPPED, again(1.5)), "conditions": CAPPED}, None, 1.52),
-        # Clocks may differ 1.25-fold: only a baseline 1.25 times slower apart was not slowed
-        # before.
+        # Clocks may differ 1.25-fold, so a baseline less than 1.25 times slower apart proves
+        # nothing.
         (1.5, {"alone": under(CAPPED, without_the_candidate(1.5))}, 1.5 / 1.25 / 1.03, None),
         (1.5, {"alone": under(CAPPED, without_the_candidate(1.9))}, 1.5, None),
         (3.0, {"alone": without_the_candidate(2.0)}, 2.0 / 1.03, 2.0),

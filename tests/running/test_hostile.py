@@ -70,7 +70,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return the observations of each hostile implementation beside a baseline, in its own case."""
+    """Measure each hostile implementation beside a baseline, in its own case."""
     plan = plan_of_cases(*((name, "sdpa_gqa") for name in HOSTILE))
     states = run(plan, tmp_path_factory.mktemp("hostile"))
     return {

@@ -111,7 +111,7 @@ def test_a_wrong_output_is_no_best_baseline_apart(rel_l2):
     ],
 )
 def test_a_baseline_that_left_early_decides_nothing(few, verdict, why):
-    """It cannot become the best baseline either if the faster one failed."""
+    """If the faster one failed, it cannot become the best baseline either."""
     plan = with_baselines(make_plan(ONE), "other")
     apart = []
     for name, median_ms in (("sdpa_gqa", 0.2), ("other", 2.0)):
@@ -141,7 +141,7 @@ FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of me
     ],
 )
 def test_a_best_baseline_that_no_process_has_without_candidates(source, alone, verdict, why):
-    """If it comes with the candidate, the best other baseline decides, as the reason says."""
+    """If the candidate's source has the best baseline, the best other one decides."""
     plan = move(with_baselines(make_plan(ONE), "own", "slow"), "own", source)
     apart = [baseline(name, ms) for name, ms in alone.items()]
     if "sdpa_gqa" not in alone:

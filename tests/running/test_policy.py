@@ -96,7 +96,7 @@ def until(attempt, answer):
 
 
 def dies_with(*names, death=None):
-    """Return a world in which these kill a worker together. By default, it names the last."""
+    """Return a world where these kill a worker together. By default, the death names the last."""
     return lambda job: (death or crash(names[-1])) if {*names} <= {*job.implementations} else FINE
 
 
@@ -214,7 +214,7 @@ ONE = Made(lengths=(64,), shapes=((256, 4, 64),))
 
 
 def with_baselines(plan, *more):
-    """Add baselines: `own` from `mine.py`, as the candidate is, and others from `pkg`."""
+    """Add baselines: `own` from `mine.py`, like the candidate, and others from `pkg`."""
     plan = from_sources(plan)
     added = [
         info(name, Role.BASELINE, source="mine.py" if name == "own" else "pkg") for name in more

@@ -48,7 +48,7 @@ def test_the_supervisor_reads_the_sensors_itself(device):
 
 @pytest.mark.parametrize("phase", ["parity", "precheck"])
 def test_what_was_before_it_was_timed_does_not_count(device, phase):
-    """Before it is timed, a case leaves the device at other clocks."""
+    """In the phases before the timing, the device has other clocks."""
     with ConditionMonitor(device) as monitor:
         reads(device, 3)
         monitor.at_phase(phase)

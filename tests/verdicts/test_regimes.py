@@ -106,7 +106,7 @@ def test_the_record_holds_both_verdicts(tmp_path):
 
 
 def test_equal_pairs_are_seldom_called_unequal_in_the_queue():
-    """At most 2 % of 200 pairs may be, with the noise of a busy host."""
+    """At most 2 % of 200 equal pairs are `faster` or `slower`, with the noise of a busy host."""
     rng = np.random.default_rng(0)
 
     def taken():

@@ -403,7 +403,7 @@ OVERWRITTEN = "a later call overwrote what an earlier one had returned"
 
 @pytest.mark.parametrize(("buffers", "from_call", "rounds"), [(1, 1, 100), (2, 6, 100), (8, 4, 3)])
 def test_an_output_lives_on(buffers, from_call, rounds):
-    """A kernel may use a ring of buffers, and only after the calls that are always checked."""
+    """A kernel may begin to use a ring of buffers after the calls that are always checked."""
     ring = [torch.empty(6, 2, 32, dtype=torch.float16) for _ in range(buffers)]
 
     @counted

@@ -90,7 +90,7 @@ def test_who_is_far_behind_is_not_looked_at_any_further():
         (("slow", "quick", "quicker"), {"baselines": ("slow", "quicker"), "stay": 2}),
         # A call of `slow` takes less than `least_ms`.
         (("slow", "quick"), {"least_ms": 3e3 * SLEEP_S["slow"]}),
-        # A wrong baseline makes no other hopeless, and is not one of two that stay.
+        # A wrong baseline does not make another one leave, and is not one of two that stay.
         (("slow", "wrong"), {}),
         (("slow", "quick", "wrong"), {"stay": 2}),
     ],

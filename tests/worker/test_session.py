@@ -16,7 +16,7 @@ from nsabench.worker.session import WorkerSession, compile_case
 from tests.checking import Desk, a_case, registered, rounds, sets_of
 from tests.worker.test_backward import item, make_case
 
-SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
+SHAPES = 10  # torch compiles 8 variants of a function, and runs others uncompiled
 
 
 def _session(item):

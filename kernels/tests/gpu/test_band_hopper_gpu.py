@@ -1,5 +1,5 @@
-"""Windows and compressed keys by the Hopper kernel, against the formula, at several lengths, in
-batches and as parts of one projection. Two calls must agree to the bit."""
+"""Attention to windows and compressed keys by the Hopper kernel, against the formula: several
+lengths, batches, and parts of one projection. Two calls must agree to the bit."""
 
 import pytest
 import torch

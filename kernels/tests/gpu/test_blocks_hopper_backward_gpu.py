@@ -1,4 +1,4 @@
-"""The Gluon kernel of the backward of blocks (``selection/blocks/kernels/hopper_backward.py``). It
+"""The Gluon kernel of the backward of block selection (``blocks/kernels/hopper_backward.py``). It
 is compared with the Triton kernel and the formula, for groups, lengths, packed and strided inputs,
 chunks, gates and sums. Two calls must agree to the bit."""
 
@@ -53,8 +53,8 @@ def launched(monkeypatch):
 
 @pytest.fixture
 def ways(launched, monkeypatch):
-    """Return a function that makes a call by the Gluon kernel, twice to the bit, and by
-    Triton's."""
+    """Return a function that makes a call twice with the Gluon kernel, to the same bits, and once
+    with the Triton kernel."""
 
     def both(call):
         here = call()
@@ -190,7 +190,7 @@ def test_a_branch_of_a_gated_sum(group, added, ways):
 
 
 def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured():
-    """So long that many programs run at once, in another order in each run."""
+    """The sequence is so long that many programs run at once, in another order in each run."""
     q, k, v, do, index = draw_blocks(1, 8192, 64, 4, D, D, 16, torch.bfloat16)
     others = [torch.randn_like(x) for x in (q, k, v, do)]
     plan = nsa_kernels.plan_blocks(q, k, v, index)

@@ -1,4 +1,4 @@
-"""The Gluon kernel of the forward of blocks (``selection/blocks/kernels/hopper.py``) against the
+"""The Gluon kernel of the forward of block selection (``blocks/kernels/hopper.py``) against the
 Triton kernel and the formula: groups, head dims, dtypes, packed and strided inputs, chunks."""
 
 import nsa_kernels

@@ -1,5 +1,5 @@
-"""``parallel_nsa``, with flash-linear-attention's names, against its definition in float64 and, if
-fla-core is installed, against fla-core's reference."""
+"""``parallel_nsa``, with flash-linear-attention's argument names, against its definition in float64
+and, if fla-core is installed, against fla-core's reference."""
 
 import inspect
 from itertools import pairwise
@@ -136,7 +136,7 @@ def test_16_bits_keep_their_dtype_beside_other_gates():
 
 
 def test_indices_beyond_32_bits_select_nothing():
-    """Cut to int32, -(2**63) and 2**32 would be block 0."""
+    """As int32, -(2**63) and 2**32 would be block 0."""
     q, k, v = (draw(17)[name] for name in "qkv")
     far = torch.tensor([-(2**63), 2**63 - 1, 2**32], device=DEVICE).expand(1, 17, 2, 3)
     out = parallel_nsa(q, k, v, block_indices=far, block_size=SIZE)

@@ -186,7 +186,7 @@ def test_throttled_cells_have_no_ratio(compared):
 
 
 def test_a_time_that_does_not_grow_with_the_work_is_no_slower(compared):
-    """2.1 GB take 0.5 ms at 4.25 TB/s. 0.6 ms is possible, but an eighth of them takes it too."""
+    """2.1 GB take 0.5 ms at 4.25 TB/s. 0.6 ms is possible, but an eighth of it takes as long."""
     large = replace(
         STEADY, shapes=((8192, 8, 128),), base_ms=0.6, ceilings=Ceilings(copy_gb_s=4250)
     )

@@ -1,4 +1,4 @@
-"""With another margin, ratios near it are measured twice, or the decision notes one process."""
+"""With another margin, ratios near it are measured twice, or the decision has a note."""
 
 import json
 from contextlib import closing
