@@ -36,8 +36,8 @@ def _frozen():
 def freeze():
     """Exclude all existing objects from garbage collection.
 
-    After each implementation, a worker collects garbage. With torch's objects, this would take
-    longer than most calls.
+    A worker often collects garbage. With torch's objects, each collection would take longer than
+    most calls.
     """
     gc.collect()
     gc.freeze()

@@ -59,7 +59,7 @@ def mean_pooling(x):
 def compress_attn(q, k, v, sm_scale):
     out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
     for tokens, keys in sequences():
-        assert keys.stop <= len(k), "the counts are of other sizes"
+        assert keys.stop <= len(k), "the counts were derived from other sizes"
         given = (x[None] for x in (q[tokens], k[keys], v[keys]))
         sizes = {"block": Helper.kernel_size, "stride": Helper.stride, "sm_scale": sm_scale}
         (out[tokens],), (of_queries,) = naive_compressed(*given, **sizes)

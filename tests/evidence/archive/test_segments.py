@@ -37,10 +37,10 @@ def test_a_run_that_was_removed_is_in_no_answer(archive, signed, tmp_path):
     shutil.rmtree(folder(archive) / prefix)
     [row] = query(archive, RUNS).to_pylist()
     assert row["run_id"].endswith("1") and row["n"] == N
-    assert len(copies(tmp_path)) == 1, "its rows are still there"
+    assert len(copies(tmp_path)) == 1, "its rows stay in the copy"
     archive.add(signed(2))
     assert ask(archive) == [N, N]
-    assert query(archive, RUNS, archive.runs()[1:]).num_rows == 1, "none of the first copy"
+    assert query(archive, RUNS, archive.runs()[1:]).num_rows == 1, "no row of the first copy"
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1"])

@@ -1,4 +1,4 @@
-"""An archive answers queries from verified runs, each once, through three views."""
+"""An archive answers queries only from verified runs, each of them once."""
 
 import hashlib
 import json
