@@ -32,8 +32,8 @@ PATIENCE_S = 60.0  # A diagnosis must not depend on how busy the machine is.
 class Desk:
     """A checker for one case. Tests or a worker's code pass outputs to `deliver`.
 
-    tells: whether `deliver` raises `Failure` with the checker's reason if an output is wrong. For a
-    worker, `deliver` only returns False.
+    tells: whether `deliver` raises `Failure` with the checker's reason for a wrong output, instead
+    of returning False.
     """
 
     def __init__(self, case, computes=("",), device="cpu", tells=True, probes=False):
