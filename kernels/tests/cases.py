@@ -48,8 +48,8 @@ def offsets(lengths):
 
 
 def random_spans(*size, keys, seed=0):
-    """Return int32 spans [*size, 2]. Some overlap, are reversed or out of bounds; the first is
-    empty."""
+    """Return int32 spans [*size, 2]. Some overlap, are reversed or out of bounds; the first query's
+    are empty."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randint(-5, keys, size, generator=generator)
     spans = torch.stack([start, start + torch.randint(-3, 30, size, generator=generator)], -1)

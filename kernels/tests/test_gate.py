@@ -220,7 +220,7 @@ def test_a_regime_without_a_threshold_takes_the_next(by_regime, limits):
 
 
 def test_each_regime_has_a_threshold(monkeypatch):
-    """The calls are eager, of the operator as if compiled, and as if captured."""
+    """The calls are eager, as in compiled code, and as in a captured graph."""
     case, policy = drawn(), Policy(min_len=0, by_regime={"queue": 100, "device": 50})
     attend(case, policy, selected_len=70)
     assert report() == (0, {"below_min_L": 1})

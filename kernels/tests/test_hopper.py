@@ -1,5 +1,5 @@
-"""Which calls the Hopper kernels take: windows and compressed keys, block scores, block selection,
-and backwards. These kernels must compile. Their results are tested on a Hopper GPU
+"""Which calls the Hopper kernels take: windows, compressed keys, block scores and block selection,
+forward and backward. These kernels must compile. Their results are tested on a Hopper GPU
 (``gpu/test_*_hopper*_gpu.py``)."""
 
 import os

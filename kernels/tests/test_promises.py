@@ -126,7 +126,7 @@ def of_policy(policy):
 
 
 def with_lengths():
-    """Return one case of the decode calls that ``conformance`` makes without lengths."""
+    """Return one case, with lengths, of the decode calls that ``conformance`` makes without."""
     case = make("decode_step with cache_seqlens", b=2, t=20)
 
     def call(q, k, v, k_cmp, v_cmp, gates, cache_seqlens):

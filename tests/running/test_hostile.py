@@ -28,7 +28,7 @@ def run(plan, folder):
 
 
 def leftovers():
-    """Return the live processes with this session's mark, except templates."""
+    """Return live processes of this session, except those from which workers are forked."""
     found = []
     for candidate in psutil.process_iter():
         try:

@@ -1,4 +1,5 @@
-"""Processes of workers: how they are forked, and that all they leave behind is found."""
+"""Processes of workers: how they are forked from a template, which has imported torch, and that all
+they leave behind is found."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Hosts whose times differ from other hosts' times in the case that all hosts measure."""
+"""Which hosts' times differ from other hosts' times in the case that all hosts measure."""
 
 import pytest
 

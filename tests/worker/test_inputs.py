@@ -76,8 +76,8 @@ def test_sums_see_each_bit_wherever_the_tensor_begins(data, start, at):
 
 
 def several():
-    """Return tensors of the kinds that an op has. Their lengths differ, and some are too short for
-    a fold. One is transposed in memory, and one begins between two words."""
+    """Return tensors of the kinds that an op has. Their lengths differ, and some are below
+    ``FOLD``. One is transposed in memory, and one begins between two words."""
     made = torch.Generator().manual_seed(0)
     tensors = [
         torch.randn(4 * FOLD * rows + over, generator=made).to(torch.bfloat16)
@@ -108,7 +108,7 @@ def test_sums_of_many_tensors_see_a_change_in_any(which):
         assert not torch.equal(sums.now(), right)
         tensors[which][place] = before
         assert torch.equal(sums.now(), right)
-    # Two values are swapped: within one row of the fold, and within one column.
+    # Two values are swapped: within a row of ``FOLD`` words, and within a column of such rows.
     flat = tensors[which].view(-1) if tensors[which].is_contiguous() else None
     in_a_word = 8 // tensors[which].element_size()
     for other in (in_a_word, FOLD * in_a_word) if flat is not None else ():

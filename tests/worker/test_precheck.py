@@ -13,7 +13,7 @@ from nsabench.worker import case_measurement
 from tests.checking import measured, registered
 from tests.worker.test_arm import CASE
 
-# Seconds that a baseline sleeps. Only `slow` is far behind, even on a noisy machine.
+# Seconds that baselines sleep, so long that the noise of a shared machine decides nothing.
 SLEEP_S = {"slow": 0.1, "quick": 0.005, "quicker": 0.0, "wrong": 0.005, "odd": 0.005}
 CALLS = 1 + case_measurement.ROUNDS  # one call for the oracle, and the timed ones
 
