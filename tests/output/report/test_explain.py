@@ -35,20 +35,11 @@ PAGES = [
     *("explanation/packages.md", "explanation/regimes.md", "explanation/threat-model.md"),
     *("results/README.md", "results/decode.md", "results/nsa-attention.md"),
 ]
-# Words of PyTorch, JSON and shells, names of files, commands, and an emphasised word.
+# Words of PyTorch, JSON and shells, names of files, commands, and words that a page explains.
 NAMES = {
     *("scaled_dot_product_attention", "grad_fn", "grad_out", "null", "bash", "zsh", "fish"),
-    *(
-        "quick",
-        "matrices",
-        "results",
-        "cpu",
-        "instead",
-        "nsabench",
-        "only",
-        "published",
-        *SUMMARIES,
-    ),
+    *("quick", "matrices", "results", "cpu", "instead", "nsabench", "only", "published", "alone"),
+    *SUMMARIES,
 }
 
 
