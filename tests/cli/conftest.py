@@ -1,6 +1,7 @@
 """Run the command line in a process of its own."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -12,6 +13,12 @@ def command(*arguments):
     """Return a command line that runs a forked nsabench. The parent of nsabench is not its
     caller."""
     return [str(forked.shim()), *map(str, arguments)]
+
+
+def start(folder, *arguments, stdout=subprocess.DEVNULL):
+    """Start a forked nsabench in a folder, with its standard error in a pipe."""
+    words, pipe = command(*arguments), subprocess.PIPE
+    return subprocess.Popen(words, cwd=folder, stdout=stdout, stderr=pipe, text=True)
 
 
 def complete(done):

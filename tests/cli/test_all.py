@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections import Counter
 
@@ -18,7 +17,7 @@ from nsabench.model.vocabulary import Purpose, Regime, Status, Verdict
 from nsabench.running import log
 from nsabench.verdicts.tables import read_records
 from tests import forked
-from tests.cli.conftest import command, complete
+from tests.cli.conftest import complete, start
 from tests.commands import invoke
 from tests.runs import Made, make_run
 
@@ -252,13 +251,7 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(tmp_path, tiny
 
 def test_interrupt_exits_130_and_is_resumable(tmp_path, tiny, nsabench):
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        command("run", tiny, "--device", "cpu", "--out", run),
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(tmp_path, "run", tiny, "--device", "cpu", "--out", run)
     path = run / "log.jsonl"
     while not (path.exists() and path.stat().st_size):  # an empty log cannot be resumed
         time.sleep(0.02)
@@ -297,13 +290,8 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(tmp_pat
     kernels, run = tmp_path / "mine.py", tmp_path / "run"
     kernels.write_text(ENDS_ITS_PROCESS)
     tiny.write_text(tiny.read_text().replace("bmm_softmax, rows_group", "mine"))
-    process = subprocess.Popen(
-        command("all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels),
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ("all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels)
+    process = start(tmp_path, *words)
     path = run / "log.jsonl"
     while not (path.exists() and b'"kind":"ended"' in path.read_bytes()):
         assert process.poll() is None

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests import forked
-from tests.cli.conftest import command, complete
+from tests.cli.conftest import complete, start
 from tests.cli.conftest import nsabench as nsabench
 from tests.cli.conftest import tiny as tiny
 
@@ -17,9 +17,8 @@ NSABENCH = [sys.executable, "-m", "nsabench"]
 
 
 def test_a_run_goes_on_without_its_reader(tmp_path, tiny):
-    words = command("all", tiny, "--device", "cpu", "--where", "L<=8")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(words, cwd=tmp_path, **pipes)
+    words = ("all", tiny, "--device", "cpu", "--where", "L<=8")
+    process = start(tmp_path, *words, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline()
     process.stdout.close()
@@ -64,8 +63,7 @@ def test_a_run_that_was_killed_before_it_measured_is_begun_again(tmp_path, tiny,
 
 
 def test_an_interrupted_run_that_measured_nothing_leaves_nothing(tmp_path, tiny):
-    words = command("all", tiny, "--device", "cpu", "--out", "run")
-    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = start(tmp_path, "all", tiny, "--device", "cpu", "--out", "run")
     while not (tmp_path / "run" / "log.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.01)
