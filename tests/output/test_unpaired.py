@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from rich.console import Console
 
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
@@ -9,6 +10,8 @@ from nsabench.evidence.manifest import seal, verify
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.output import site
 from nsabench.output.report import Facts
+from nsabench.preflight import report
+from nsabench.preflight.launch import CompiledLaunch
 from nsabench.verdicts import thresholds_yaml
 from tests.commands import invoke
 from tests.runs import SIGNER, Made, make_run
@@ -58,3 +61,23 @@ def test_an_archive_and_its_site(signed, tmp_path):
         assert SAID in section, part
     of_run = next((tmp_path / "out" / "pages").rglob("report.html")).read_text()
     assert SAID in of_run
+
+
+def test_a_preflight():
+    words = ("op", "implementation", "kernel", "signature", "constants", "options", "example")
+
+    def launch(triton):
+        return CompiledLaunch(
+            triton=triton,
+            torch="2.13.0",
+            architecture="sm_90",
+            cases=1,
+            status="ok",
+            reason="",
+            **dict.fromkeys(words, "x"),
+        )
+
+    console = Console(width=120, record=True)
+    console.print(report.render([launch("3.6.0"), launch("3.7.1")]))
+    lines = [line.strip() for line in console.export_text().splitlines()]
+    assert f"Triton 3.6.0, {SAID}" in lines and "Triton 3.7.1" in lines
