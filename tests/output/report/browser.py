@@ -6,12 +6,8 @@ import base64
 import json
 import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from tests.npm import AXE
-
-if TYPE_CHECKING:  # selenium takes long to import, and most tests do not need it
-    pass
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
