@@ -49,7 +49,8 @@ def test_a_run_that_was_killed_before_it_measured_is_begun_again(tmp_path, tiny,
     (run / "logs").mkdir(parents=True)  # killed before it wrote its plan
     (run / "plan.tmp").write_text("{")
     process = forked.Command((*words, "--out", str(run)), tmp_path, os.environ)
-    while not (run / "log.jsonl").exists():
+    # While it clears the folder, it holds a log that it removes.
+    while not ((run / "plan.json").exists() and (run / "log.jsonl").exists()):
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
