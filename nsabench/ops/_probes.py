@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # With these sizes an op that chooses blocks by scores chooses all blocks, whatever the rounding.
 SMALL = {"N": 3, "B": 2, "S": 3, "S_kv": 130, "n_spans": 2, "n_selected": 16}
 ABOVE_A_TILE, BELOW_A_TILE = 65, 63
+SEVERAL_TILES = 253  # with a loop over tiles, the greatest logit so far changes within a row
+AMONG_TILES = {"B": 1, "S_kv": SEVERAL_TILES, "window": SEVERAL_TILES}
 OTHER_SCALE = 3.0  # multiple of the default scale
 # The probe of large logits adds about this number to each, which does not change the softmax.
 # exp(110) overflows float32. `find_probe_limit` allows for the coarser rounding of such logits.
@@ -39,6 +41,7 @@ def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
     wanted = {
         "65 keys": (ABOVE_A_TILE, usual, _keep),
         "63 keys": (BELOW_A_TILE, usual, _keep),
+        "253 keys": (SEVERAL_TILES, usual, _keep),
         "another scale": (ABOVE_A_TILE, usual, _rescale),
         "large logits": (BELOW_A_TILE, usual, _enlarge_logits),
         "outliers in v": (ABOVE_A_TILE, usual, _add_outliers),
@@ -56,6 +59,8 @@ def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
     probes = {}
     for name, (length, distribution, change) in wanted.items():
         sizes = {**case.shape, **small, op.length_axis: length}
+        if length == SEVERAL_TILES:
+            sizes |= {name: size for name, size in AMONG_TILES.items() if name in sizes}
         try:
             shape = op.shape_model.model_validate(sizes).model_dump()
         except ValidationError:  # such as a compressed key of more tokens than there are

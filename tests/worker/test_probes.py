@@ -53,6 +53,17 @@ def clamps_values(q, k, v, *, sm_scale):
     return right(q, k, v.clamp(-10, 10), sm_scale=sm_scale)
 
 
+def rescales_nothing(q, k, v, *, sm_scale):
+    """Goes over tiles of 128 keys, and keeps weights below an earlier maximum as they are."""
+    highest, total, out = torch.tensor(-math.inf), 0.0, 0.0
+    for keys, values in zip(k.float().split(128, -2), v.float().split(128, -2), strict=True):
+        logits = q.float() @ keys.mT * sm_scale
+        highest = torch.maximum(highest, logits.amax(-1, keepdim=True))
+        weights = torch.exp(logits - highest)
+        total, out = total + weights.sum(-1, keepdim=True), out + weights @ values
+    return (out / total).to(q.dtype)
+
+
 def reads_lines(q, k, v, *, sm_scale):
     """Reads q from the last multiple of 64 bytes before it, where a cache line begins."""
     before = q.data_ptr() % 64 // q.element_size()
@@ -72,6 +83,7 @@ def one(case, call):
         (ignores_strides, "strided inputs"),
         (subtracts_no_maximum, "large logits"),
         (forgets_the_tail, "65 keys"),
+        (rescales_nothing, "253 keys"),
         (clamps_values, "outliers in v"),
         (reads_lines, "inputs aligned to 16 bytes"),
     ],
@@ -82,6 +94,16 @@ def test_what_a_kernel_ignores_is_found_and_named(kernel, probe):
     assert found.reason.startswith(f"with {probe}, ")
     assert found.diagnosis.startswith(f"with {probe}, ")
     assert not found.samples.time_ms
+
+
+def test_a_probe_has_a_window_of_several_tiles():
+    def mixes_two_windows(*tensors, window, **options):
+        near, far = (masked_sdpa(*tensors, window=w, **options) for w in (min(window, 128), window))
+        return (near + far) / 2
+
+    case = BACKWARD.model_copy(update={"direction": Direction.FORWARD})
+    found = one(case, mixes_two_windows)
+    assert found.status is Status.WRONG and found.reason.startswith("with 253 keys, ")
 
 
 def test_probes_come_after_timing_so_that_they_cannot_change_what_is_timed():
@@ -205,7 +227,7 @@ def test_every_op_has_probes_whose_oracle_is_finite(name, distribution):
     fields = dict(size.split("=") for size in op.check_shapes["cpu"][0].split(","))
     shape = op.shape_model.model_validate(fields).model_dump()
     probes = ops.probes(a_case(name, shape).model_copy(update={"distribution": distribution}))
-    assert {"65 keys", "another scale", "large logits", "strided inputs"} <= probes.keys()
+    assert {"65 keys", "253 keys", "another scale", "large logits", "strided inputs"} <= probes.keys()
     for probe in probes.values():
         case = probe.case
         sizes = op.shape_model.model_validate(case.shape)
