@@ -1,6 +1,7 @@
 """The first commands of a new user: list what exists, and create a kernel file."""
 
 import json
+import re
 
 import pytest
 
@@ -53,6 +54,15 @@ def test_what_init_writes_is_checked_as_it_says(tmp_path, nsabench, monkeypatch)
     assert (tmp_path / "first.py").read_text() == before
     assert nsabench("init", "selection_row", "x.py").returncode == 2
     assert "cannot name" in nsabench("init", "selection_rows", "my-kernel.py").stderr
+
+
+@pytest.mark.parametrize("name", ops.shipped())
+def test_the_lines_for_a_gpu_ask_for_several_lengths(tmp_path, name):
+    op = ops.get(name)
+    sizes = re.findall(r"^#(  .*)$", templates.first_matrix(op, "mine"), re.M)
+    (tmp_path / "gpu.yaml").write_text("\n".join([f"op: {name}", "axes:", *sizes]))
+    [loaded] = matrix.load(tmp_path / "gpu.yaml")
+    assert len({case.shape[op.length_axis] for case in loaded.cases}) == 4
 
 
 def test_lists(tmp_path, nsabench):
