@@ -14,7 +14,8 @@ from cases import (
     normal,
     paged,
 )
-from nsa_kernels.attention.decode.step import decode_spans_config
+from nsa_kernels.attention.decode.compressed import compressed_config
+from nsa_kernels.attention.decode.step import spans_config
 from nsa_kernels.launch import device as limits
 from nsa_kernels.scoring.naive import naive_select_blocks
 from nsa_kernels.selection.ranges.config import ranges_config
@@ -30,7 +31,7 @@ PAPER = {"block": 32, "stride": 16, "block_size": 64}
 @pytest.fixture
 def _many_processors(monkeypatch):
     """Few rows leave most of 132 multiprocessors idle, so rows are split."""
-    rules = (limits.device_limits, rows_config, ranges_config, decode_spans_config)
+    rules = (limits.device_limits, rows_config, ranges_config, spans_config, compressed_config)
     monkeypatch.setattr(limits, "CPU_LIMITS", limits.Device(processors=132, shared_bytes=99 * 1024))
     for rule in rules:
         rule.cache_clear()
@@ -54,19 +55,21 @@ STEPS = [
     {"b": 2, "hq": 6, "h": 2, "t": 203, "block_size": 16, "n_selected": 5, "window": 40},
     {"hq": 3, "t": 6500, "block_size": 16, "n_selected": 25, "window": 300},
     {"hq": 3, "t": 4200, "block_size": 16, "n_selected": 5, "window": 700},
-    # Moving so many logits would take longer than reading the keys.
     {"hq": 40, "h": 2, "t": 3000, "block_size": 16, "n_selected": 5, "window": 40},
     {"b": 2, "hq": 6, "h": 2, "t": 1500, "n_selected": 5, "window": 40},
     {"b": 2, "hq": 6, "h": 2, "t": 1500, "block": 48, "block_size": 48, "n_selected": 5},
     {"hq": 5, "t": 700, "block": 16, "block_size": 80, "n_selected": 5, "window": 40},
     {"hq": 5, "t": 700, "block": 64, "block_size": 32, "n_selected": 5, "window": 40},
+    # No tile holds a block.
+    {"hq": 4, "h": 2, "t": 300, "block": 2, "stride": 1, "block_size": 40, "n_selected": 4},
 ]
 LENGTHS_OF = {"t": 203, "lengths": LENGTHS, "h": 2, "dv": 48}
 OF_LENGTHS = [
     {**LENGTHS_OF, "hq": 6, "window": 40},
     {**LENGTHS_OF, "n_selected": 16, "window": 512},
     {**LENGTHS_OF, "hq": 40, "window": 20},
-    {**LENGTHS_OF, "n_selected": 70, "window": 30},  # spans are ordered first
+    {**LENGTHS_OF, "n_selected": 70, "window": 30},
+    {**LENGTHS_OF, "hq": 4, "block": 2, "stride": 1, "block_size": 40, "n_selected": 4},
 ]
 
 
@@ -201,7 +204,7 @@ def caches(dtype=torch.float32):
     ("page", "heads_last", "dtype", "n_selected"),
     [
         (16, False, torch.bfloat16, 3),  # pages smaller than a selection block
-        (96, True, torch.float32, 70),  # one and a half blocks; spans are ordered first
+        (96, True, torch.float32, 70),  # one and a half blocks
     ],
 )
 def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(

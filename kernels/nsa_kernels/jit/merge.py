@@ -12,18 +12,23 @@ NOT_THERE = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def combine_shares(
+def merge_shares(
+    out_ptr,
+    lse_ptr,
     part_ptr,
     plse_ptr,
     first_slot,
     n_slots,
+    offset,
     h,
     H,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    PAGED: tl.constexpr,
 ):
-    """Merge the shares of head ``h`` of a row. Return the output, fp32 [Dv], and the log2 LSE."""
+    """Merge the shares of head ``h`` of a row, and store the result at ``offset``. If PAGED, a
+    row whose keys are all absent (on no page) gets an LSE of -inf."""
     cols = tl.arange(0, BLOCK_DV)
     slots = tl.arange(0, BLOCK_S)
     top = float("-inf")
@@ -44,30 +49,9 @@ def combine_shares(
         merged = merged * old + tl.sum(parts * weight[:, None], 0)
         total = total * old + tl.sum(weight, 0)
         top = new_top
-    return merged / total, top + tl.log2(total)
-
-
-@triton.jit
-def merge_shares(
-    out_ptr,
-    lse_ptr,
-    part_ptr,
-    plse_ptr,
-    first_slot,
-    n_slots,
-    offset,
-    h,
-    H,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    PAGED: tl.constexpr,
-):
-    """Merge the shares of head ``h`` of a row, and store the result at ``offset``. If PAGED, a
-    row whose keys are all absent (on no page) gets an LSE of -inf."""
-    cols = tl.arange(0, BLOCK_DV)
-    out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
-    tl.store(out_ptr + offset * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
+    out = narrow(merged / total, out_ptr.dtype.element_ty)
+    tl.store(out_ptr + offset * DV + cols, out, mask=cols < DV)
+    lse = top + tl.log2(total)
     if PAGED:
         lse = tl.where(lse > NOT_THERE / 2, lse, float("-inf"))
     tl.store(lse_ptr + offset, natural(lse))

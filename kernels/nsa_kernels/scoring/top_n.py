@@ -125,7 +125,6 @@ def launch_top_n(
     block_size: int,
     first_position: int,
     local: int = LOCAL_BLOCKS,
-    window: int = 0,
     pdl: bool = False,
     spans: bool = True,
     cu_seqlens: torch.Tensor | None = None,
@@ -137,8 +136,6 @@ def launch_top_n(
     """Make the launch of ``select_blocks``.
 
     Args:
-        window: if not 0, T must be 1, and the result is [B, 2, H, count, 2]: the selected blocks,
-            and the last ``window`` keys as one span.
         pdl: whether the launch may start while the launch before it runs.
         spans: if False, the result is block numbers [B, T, H, count], with -1 in unused slots.
         cu_seqlens: int32 [sequences + 1], with B = 1. Blocks are counted from the beginning of a
@@ -154,8 +151,7 @@ def launch_top_n(
     require(n_blocks <= MAX_BLOCKS, f"select_blocks: at most {MAX_BLOCKS} blocks; got {n_blocks}")
     if last_position is None:
         last_position = min(n_blocks * block_size, MAX_TOKENS) - 1
-    sets = 2 if window else t
-    shape = (b, sets, h, count, 2) if spans else (b, sets, h, count)
+    shape = (b, t, h, count, 2) if spans else (b, t, h, count)
     chosen = torch.empty(shape, dtype=torch.int32, device=scores.device)
     if chosen.numel() == 0:
         return chosen
@@ -166,7 +162,7 @@ def launch_top_n(
         *(scores.contiguous(), chosen, chosen if cu_seqlens is None else cu_seqlens),
         chosen if cu_tokens is None else cu_tokens,
         chosen if positions is None else positions,
-        *(rows, t, h, n_blocks, sequences, first_position, last_position, window),
+        *(rows, t, h, n_blocks, sequences, first_position, last_position),
         COUNT=count,
         SIZE=block_size,
         LOCAL=local,
@@ -180,7 +176,6 @@ def launch_top_n(
         BEHIND=cu_tokens is not None,
         POSITIONS=positions is not None,
         SPANS=spans,
-        WITH_WINDOW=window > 0,
         PDL=pdl,
         num_warps=tiles.num_warps,
         num_stages=1,

@@ -1,21 +1,10 @@
-"""``decode_step``: NSA for one token and its caches, with three branches and their gated sum.
-
-No value is read on the host.
-"""
+"""``decode_step``: NSA for one token and its caches, with three branches and their gated sum."""
 
 from __future__ import annotations
 
 import torch
 
-from ...launch.checks import (
-    MAX_BLOCKS,
-    check_no_backward,
-    check_qkv,
-    check_strides,
-    check_transforms,
-    check_whole,
-    softmax_scale,
-)
+from ...launch.checks import check_no_backward
 from ...launch.mode import traced
 from ...launch.operators import operator, result_like_q
 from ...launch.replay import replayed
@@ -68,44 +57,17 @@ def decode_step(
         ValueError: shapes do not fit together, the branches refuse a size, or an input requires a
             gradient.
     """
-    attend = _checked_step if traced(q) else _launch
+    step = _launch
+    if traced(q):
+        check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
+        step = _operator
     sizes = (block, stride, block_size, n_selected, window)
     gates = gates.contiguous()  # a copy in ``_launch`` would prevent replays
-    return attend(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, sm_scale)
-
-
-def _checked_step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    cache_seqlens: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float | None,
-) -> torch.Tensor:
-    check_qkv("decode_step", q, k, v)
-    check_transforms("decode_step", k_cmp, v_cmp, gates)
-    check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
-    check_whole("decode_step", "window", window, 1)
-    check_whole("decode_step", "n_selected", n_selected, 1, MAX_BLOCKS)
-    check_strides("decode_step", block, stride, block_size)
-    scale = softmax_scale("decode_step", q, sm_scale)
-    step = _operator if traced(q) else run_step
-    sizes = (block, stride, block_size, n_selected, window)
     out: torch.Tensor = step(
-        q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, scale
+        q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, sm_scale
     )
     return out
 
 
-_launch = replayed(_checked_step)
-
-
+_launch = replayed(run_step)
 _operator = operator("nsa_kernels::decode_step", run_step, result_like_q)

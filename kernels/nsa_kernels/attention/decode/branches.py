@@ -27,13 +27,14 @@ from ...launch.checks import (
 from ...launch.mode import traced
 from ...launch.operators import operator, rows_results
 from ...launch.replay import replayed
-from ...launch.sizes import next_power_of_2
+from ...launch.shares import Shares
+from ...launch.sizes import cdiv, next_power_of_2, scale_log2, strides
 from ...selection.ranges.api import selection_ranges
 from ...selection.ranges.forward import launch_ranges
 from ...selection.rows.api import selection_rows
-from .compressed import Lengths, rows_of_lengths
-from .kernels.gated_sum import gated_sum_kernel
-from .scores import launch_scores
+from ..branches import launch_sum
+from .compressed import compressed_config, launch_compressed
+from .kernels.scores import decode_scores_kernel
 
 
 def check_groups(op: str, hq: int, h: int) -> None:
@@ -113,14 +114,19 @@ def _compressed(
     check_scale("decode_compressed", sm_scale)
     check_lengths("decode_compressed", "cache_seqlens", cache_seqlens, q)
     b, hq, d = q.shape
-    h, dv = v_cmp.shape[1], v_cmp.shape[3]
+    h, length, dv = v_cmp.shape[1:]
     if b * hq == 0:
         return torch.empty((b, hq, dv), dtype=q.dtype, device=q.device), torch.empty(
             (b, hq), dtype=torch.float32, device=q.device
         )
-    rows = (q.reshape(b * h, hq // h, d), k_cmp.flatten(0, 1), v_cmp.flatten(0, 1))
-    lengths = Lengths(cache_seqlens.contiguous(), block, stride)
-    out, lse = rows_of_lengths(*rows, sm_scale, lengths)
+    rows = q.reshape(b * h, hq // h, d)
+    config = compressed_config(b * h, hq // h, length, 1, d, dv, q.dtype, q.device, 2)
+    shares = Shares.allocate(rows, dv, config.splits)
+    launch_compressed(
+        *(rows, k_cmp.flatten(0, 1), v_cmp.flatten(0, 1), sm_scale, cache_seqlens.contiguous()),
+        *(block // stride, 1, stride, config, shares.part, shares.plse),
+    )
+    out, lse = shares.merged(True)
     return out.view(b, hq, dv), lse.view(b, hq)
 
 
@@ -286,11 +292,10 @@ def decode_scores(
     """
     if traced(q):
         check_no_backward("decode_scores", q, k_cmp, lse)
-        scores: torch.Tensor = _scores_operator(
-            q, k_cmp, lse, n_blocks, cache_seqlens, block, stride, block_size, sm_scale
-        )
-        return scores
-    return _scores(q, k_cmp, lse, n_blocks, cache_seqlens, block, stride, block_size, sm_scale)
+    launch = _scores_operator if traced(q) else _scores
+    sizes = (block, stride, block_size)
+    scores: torch.Tensor = launch(q, k_cmp, lse, n_blocks, cache_seqlens, *sizes, sm_scale)
+    return scores
 
 
 @replayed
@@ -323,9 +328,28 @@ def _scores(
     if cache_seqlens is not None:
         check_lengths("decode_scores", "cache_seqlens", cache_seqlens, q)
         cache_seqlens = cache_seqlens.contiguous()
-    return launch_scores(
-        *(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale, cache_seqlens)
+    b, hq, d = q.shape
+    h, n = k_cmp.shape[1:3]
+    scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
+    if scores.numel() == 0:
+        return scores
+    wide = 16 if q.element_size() == 4 or d > 128 else 64
+    decode_scores_kernel[(b * h, cdiv(n_blocks, wide))](
+        *(q, k_cmp, lse.contiguous(), scores, lse if cache_seqlens is None else cache_seqlens),
+        *strides(q, k_cmp),
+        *(n, h, hq // h, n_blocks, scale_log2(sm_scale, d)),
+        D=d,
+        BLOCK_D=next_power_of_2(d),
+        BLOCK_G=max(16, next_power_of_2(hq // h)),
+        BLOCK_J=wide,
+        REACH=block // stride,
+        SPAN=block_size // stride,
+        LENGTHS=cache_seqlens is not None,
+        STRIDE=1 if cache_seqlens is None else stride,
+        num_warps=4,
+        num_stages=1,
     )
+    return scores
 
 
 _scores_operator = operator(
@@ -348,9 +372,9 @@ def gated_sum(
     """
     if traced(compressed):
         check_no_backward("gated_sum", compressed, selected, window, gates)
-        out: torch.Tensor = _sum_operator(compressed, selected, window, gates)
-        return out
-    return _sum(compressed, selected, window, gates)
+    launch = _sum_operator if traced(compressed) else _sum
+    out: torch.Tensor = launch(compressed, selected, window, gates)
+    return out
 
 
 @replayed
@@ -374,21 +398,9 @@ def _sum(
         f"{tuple(compressed.shape)}, {tuple(selected.shape)}, {tuple(window.shape)}, "
         f"{tuple(gates.shape)}",
     )
-    dv = compressed.shape[-1]
-    out = torch.empty(compressed.shape, dtype=compressed.dtype, device=compressed.device)
-    if out.numel() == 0:
-        return out
-    gated_sum_kernel[(out.numel() // dv,)](
-        out,
-        compressed.contiguous(),
-        selected.contiguous(),
-        window.contiguous(),
-        gates.contiguous(),
-        DV=dv,
-        BLOCK_DV=next_power_of_2(dv),
-        num_warps=1,
+    return launch_sum(
+        compressed.contiguous(), selected.contiguous(), window.contiguous(), gates.contiguous()
     )
-    return out
 
 
 _sum_operator = operator(

@@ -1,15 +1,15 @@
-"""The five launches of a decode step. At short contexts, launches take most of the time.
+"""The launches of a decode step. At short contexts, launches take most of the time.
 
-1. attend to the compressed keys, in shares, and keep the logits;
-2. compute block scores from these logits and the LSEs of the shares;
-3. select blocks, as spans; the window is one more span;
-4. attend to the spans, in shares: one row of spans for the selection and one for the window;
-5. merge the shares of the three branches, and add up the gated sum.
+1. Attend to the compressed keys, in shares, and keep sums of weights for each block.
+2. Compute block scores from these sums and the LSEs of the shares.
+3. Select blocks.
+4. Attend to the selected blocks and to the window, in shares.
+5. Merge the shares of the three branches, and add up the gated sum.
 
-On sm_90 and later, launches 3 to 5 can start their programs while the launch before still runs. So
-can launch 2 if it has few programs. If storing and loading logits would take more bytes than the
-keys, launch 1 stores none and a merge follows it, and launch 2 reads the keys again. If a row has
-more than 64 spans, ``disjoint_spans`` runs between launches 3 and 4.
+If there are few blocks, each program of launch 4 does the work of launches 2 and 3 itself. On sm_90
+and later, each launch starts its programs while the launch before still runs, and the programs of
+the window wait for nothing. If a tile of launch 1 cannot hold a block, launch 1 keeps no sums and a
+merge follows it, and launch 2 reads the keys again.
 """
 
 from __future__ import annotations
@@ -18,28 +18,37 @@ import functools
 
 import torch
 
+from ...jit.compat import PIPELINES_GATHERS
 from ...launch.checks import (
+    MAX_BLOCKS,
     check_block_table,
     check_lengths,
+    check_no_backward,
     check_qkv,
     check_room,
+    check_scale,
+    check_strides,
+    check_transforms,
+    check_whole,
     require,
 )
 from ...launch.config import Config, fit_tile
-from ...launch.device import dependent_launch, device_limits, launch_options, on_its_device
-from ...launch.shares import Shares
-from ...launch.sizes import cdiv, next_power_of_2
+from ...launch.device import dependent_launch, device_limits, launch_options
+from ...launch.sizes import cdiv, head_dims, next_power_of_2, scale_log2, strides
 from ...scoring.top_n import LOCAL_BLOCKS, launch_top_n
-from ...selection.ranges.forward import range_shares
-from .branches import check_groups
-from .compressed import Lengths, launch_compressed, rows_of_lengths
+from .branches import check_groups, decode_compressed, decode_scores
+from .compressed import (
+    MOST_SHARES,
+    allocate_parts,
+    compressed_config,
+    launch_compressed,
+    launch_scores_of_sums,
+)
 from .kernels.gated_sum import decode_merge_kernel
-from .scores import launch_scores, launch_scores_of_logits
+from .kernels.spans import decode_spans_kernel
 
-LOGIT_BYTES = 4
-"""Bytes of a logit. If it takes more bytes to store and load logits than to load the keys again,
-launch 2 loads the keys."""
-SETS = 2  # rows of spans for each key head: the selected blocks, and the window
+FEW = 256
+"""The most blocks among which each program of launch 4 chooses itself."""
 
 
 def _check(
@@ -52,9 +61,15 @@ def _check(
     cache_seqlens: torch.Tensor | None,
     block_table: torch.Tensor | None,
     n_selected: int,
+    window: int,
 ) -> int:
     """Check the arguments, and return the capacity of a cache entry in tokens."""
+    check_qkv("decode_step", q, k, v)
     check_qkv("decode_step", q, k_cmp, v_cmp)
+    check_transforms("decode_step", gates)
+    check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
+    check_whole("decode_step", "window", window, 1)
+    check_whole("decode_step", "n_selected", n_selected, 1, MAX_BLOCKS)
     paged = block_table is not None
     place = "[pages,H,page," if paged else "[B,H,S,"
     require(
@@ -91,25 +106,20 @@ def _check(
 
 
 @functools.lru_cache(maxsize=4096)
-def decode_spans_config(
-    rows: int, h: int, longest: int, d: int, dv: int, dtype: torch.dtype, device: torch.device
+def spans_config(
+    rows: int, h: int, keys: int, d: int, dv: int, dtype: torch.dtype, device: torch.device
 ) -> Config:
-    """Return the configuration of ``ranges_kernel`` in a decode step, whose rows differ in length.
-
-    Rows are split so that each multiprocessor gets two programs. If there are too many rows for
-    that, each is split in three. The longest row gets at most one split for each 128 keys. If rows
-    were not split, short rows would end early, and long rows would run on alone.
-    """
+    """Return the configuration of ``decode_spans_kernel``, for rows of ``keys`` keys, in chosen
+    blocks and in the window. Three programs for each multiprocessor share them."""
     limits = device_limits(device)
-    share = 2 * limits.processors // (rows * cdiv(h, 64))
-    splits = min(share if share > 1 else 3, max(cdiv(longest, 128), 1), 64)
     block_h, block_l, warps, stages = fit_tile(h, d, dv, dtype.itemsize, limits, (64, 4, 3))
     head_tiles = cdiv(h, block_h)
-    late = rows * splits * head_tiles <= 4 * limits.processors
-    return Config(block_h, block_l, splits, 0, head_tiles, warps, stages, late)
+    shares = max(1, min(3 * limits.processors // (rows * head_tiles), MOST_SHARES))
+    chunk = cdiv(cdiv(keys, shares), block_l) * block_l
+    late = rows * shares * head_tiles <= 4 * limits.processors
+    return Config(block_h, block_l, shares, chunk, head_tiles, warps, stages, late)
 
 
-@on_its_device
 def run_step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -124,14 +134,14 @@ def run_step(
     block_size: int,
     n_selected: int,
     window: int,
-    sm_scale: float,
+    sm_scale: float | None,
 ) -> torch.Tensor:
-    """Check what ``decode_step`` has not checked, and make the launches."""
-    context = _check(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, n_selected)
+    """Check the arguments of ``decode_step``, and make the launches."""
+    check_strides("decode_step", block, stride, block_size)
+    context = _check(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, n_selected, window)
+    check_scale("decode_step", sm_scale)
     if cache_seqlens is not None:
         cache_seqlens = cache_seqlens.contiguous()
-    # A larger window could overflow int32 in kernels.
-    window = min(window, context)
     b, hq, d = q.shape
     h = k.shape[1]
     group = hq // h
@@ -139,70 +149,95 @@ def run_step(
     out = torch.empty((b, hq, v.shape[3]), dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    pdl = dependent_launch(q.device)
     rows = q.reshape(b * h, group, d)
     if cache_seqlens is not None:
         # A length above ``context`` counts as ``context``, so drop the keys that end after it.
         keys = max(0, (context - block) // stride + 1)
         k_cmp, v_cmp = k_cmp[:, :, :keys], v_cmp[:, :, :keys]
     k_rows, v_rows = k_cmp.flatten(0, 1), v_cmp.flatten(0, 1)
-    n_blocks = cdiv(context, block_size)
-    lengths = None if cache_seqlens is None else Lengths(cache_seqlens, block, stride)
-    if 2 * group * LOGIT_BYTES > d * q.element_size():
-        whole, lse = rows_of_lengths(rows, k_rows, v_rows, sm_scale, lengths)
-        compressed = Shares(whole, lse, lse, lse, None, 0, 1)
-        scores = launch_scores(
-            *(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale, cache_seqlens)
+    length, dv = v_rows.shape[1:]
+    reach, span = block // stride, block_size // stride
+    shape = (d, dv, q.dtype, q.device)
+    n_blocks = cdiv(cdiv(context, block_size), 16) * 16
+    # A larger window could overflow int32 in kernels.
+    window, selected = min(window, context), min(n_selected, cdiv(context, block_size)) * block_size
+    config = spans_config(b * h, group, selected + window, *shape)
+    of_keys = compressed_config(b * h, group, length, span, *shape)
+    # A key counts in its own block, and in later ones that it reaches into.
+    of_block = 1 + cdiv(reach - 1, span)
+    sums = scores = chosen = None
+    last = context - 1
+    if of_keys.chunk:
+        part, plse = allocate_parts(rows, dv, of_keys.splits)
+        sums = torch.empty((b * h, n_blocks, of_block, group), dtype=torch.float32, device=q.device)
+        launch_compressed(
+            *(rows, k_rows, v_rows, sm_scale, cache_seqlens, reach, span, stride, of_keys),
+            *(part, plse, sums),
         )
+        if n_blocks > FEW or block_size % config.block_l:
+            scores = launch_scores_of_sums(
+                *(sums, plse, length, b, reach, span, stride, cache_seqlens)
+            )
     else:
-        compressed, logits = launch_compressed(rows, k_rows, v_rows, sm_scale, lengths)
-        scores = launch_scores_of_logits(
-            *(logits, compressed, k_cmp.shape[2], b, n_blocks, block, stride, block_size, lengths)
+        sizes = {"block": block, "stride": stride, "sm_scale": sm_scale}
+        out_cmp, lse = decode_compressed(q, k_cmp, v_cmp, cache_seqlens, **sizes)
+        sizes["block_size"] = block_size
+        scores = decode_scores(q, k_cmp, lse, n_blocks, cache_seqlens, **sizes)
+        part, plse = out_cmp.view(b * h, 1, group, dv), lse.view(b * h, 1, group)
+    pdl = dependent_launch(q.device)
+    if scores is not None:
+        chosen = launch_top_n(
+            *(scores.unsqueeze(1), n_selected, block_size, last if cache_seqlens is None else -1),
+            pdl=pdl,
+            spans=False,
+            positions=cache_seqlens,
+            last_position=last,
         )
-    ranges = launch_top_n(
-        *(scores.unsqueeze(1), n_selected, block_size, context - 1 if lengths is None else -1),
-        window=window,
-        pdl=pdl,
-        positions=cache_seqlens,
-        last_position=context - 1,
-    )
-    sets = q.reshape(b, 1, h, group, d).expand(-1, SETS, -1, -1, -1)
-    longest = min(max(n_selected * block_size, window), context)
-    config = decode_spans_config(SETS * b * h, group, longest, d, v.shape[3], q.dtype, q.device)
-    spans = range_shares(
-        *(sets, k, v, ranges, sm_scale, longest, config),
-        dependent=pdl,
-        lengths=cache_seqlens,
-        block_table=block_table,
-    )
-    _merge(out, gates, compressed, spans, h)
-    return out
-
-
-def _merge(
-    out: torch.Tensor, gates: torch.Tensor, compressed: Shares, spans: Shares, h: int
-) -> None:
-    b, hq, dv = out.shape
-    group = hq // h
-    block_dv = next_power_of_2(dv)
-
-    def shares_at_once(shares: Shares) -> int:
-        # A tile of shares takes at most 128 registers of each thread of the one warp.
-        return min(next_power_of_2(shares.splits), max(4096 // block_dv, 2))
-
-    pdl = dependent_launch(out.device)
-    decode_merge_kernel[(b * h, group)](
-        *(out, gates, compressed.out, compressed.part, compressed.plse, compressed.table_or_any),
-        *(spans.out, spans.part, spans.plse, spans.table_or_any),
-        *(h, group, compressed.splits, spans.splits),
-        DV=dv,
-        BLOCK_DV=block_dv,
-        CMP_BLOCK_S=shares_at_once(compressed) if compressed.splits > 1 else 0,
-        CMP_TABLE=compressed.table is not None,
-        SPANS_BLOCK_S=shares_at_once(spans) if spans.splits > 1 else 0,
-        SETS=SETS,
+    near = cdiv(window, config.chunk)
+    parts = allocate_parts(rows, dv, near + cdiv(selected, config.chunk))
+    page = 0 if block_table is None else k.shape[2]
+    decode_spans_kernel[(b * h, parts[1].shape[1], config.head_tiles)](
+        *(q, k, v, plse if chosen is None else chosen, plse if sums is None else sums, plse),
+        *parts,
+        plse if cache_seqlens is None else cache_seqlens,
+        plse if block_table is None else block_table,
+        *strides(q, k, v),
+        0 if block_table is None else block_table.stride(0),
+        *(h, group, context, k.shape[0] if page else 0, window, near, config.chunk),
+        *(length, n_blocks, plse.shape[1], scale_log2(sm_scale, d)),
+        COUNT=n_selected,
+        SIZE=block_size,
+        **head_dims(d, dv),
+        BLOCK_H=config.block_h,
+        BLOCK_L=config.block_l,
+        LATE=config.late,
+        LENGTHS=cache_seqlens is not None,
+        PAGE=page,
+        BLOCKS=max(128, next_power_of_2(n_blocks)) if chosen is None else 0,
+        REACH=reach,
+        SPAN=span,
+        SUMS=of_block,
+        BLOCK_C=next_power_of_2(of_block * group),
+        BLOCK_S=max(16, next_power_of_2(plse.shape[1])) if chosen is None else 1,
+        LOCAL=LOCAL_BLOCKS,
         PDL=pdl,
-        num_warps=1,
+        num_warps=config.num_warps,
+        # Before Triton 3.2, loads of keys at loaded places are not pipelined.
+        num_stages=config.num_stages if PIPELINES_GATHERS else 1,
+        **launch_options(pdl),
+    )
+    shares = plse.shape[1], parts[1].shape[1]
+    padded = [max(8, next_power_of_2(x)) for x in shares]
+    decode_merge_kernel[(b * h, group)](
+        *(out, gates, part, plse, *parts, group, shares[0], near, shares[1]),
+        DV=dv,
+        BLOCK_DV=next_power_of_2(dv),
+        CMP_BLOCK_S=padded[0],
+        SPANS_BLOCK_S=padded[1],
+        PDL=pdl,
+        # The tiles of shares take at most 192 registers of each thread.
+        num_warps=next_power_of_2(cdiv(sum(padded) * next_power_of_2(dv), 6144)),
         num_stages=1,
         **launch_options(pdl),
     )
+    return out

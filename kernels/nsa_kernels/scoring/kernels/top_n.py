@@ -95,6 +95,20 @@ def _choose(
 
 
 @triton.jit
+def slots_of(score, block, held, LOCAL: tl.constexpr):
+    """Return the place of each block in the order in which ``_choose`` takes them, from the scores
+    of all blocks of a row. It counts for each block how many others come before it."""
+    forced = tl.minimum(held, LOCAL + 1)
+    end = held - LOCAL
+    rank = _rank(score, block, end)
+    equal = rank[None, :] == rank[:, None]
+    before = (rank[None, :] > rank[:, None]) | (equal & (block[None, :] < block[:, None]))
+    slot = tl.where(block == 0, 0, forced + tl.sum(before.to(tl.int32), 1))
+    slot = tl.where(block >= tl.maximum(end, 1), block - tl.maximum(end - 1, 0), slot)
+    return tl.where(block < held, slot, -1)
+
+
+@triton.jit
 def select_blocks_kernel(
     scores_ptr,
     out_ptr,
@@ -108,7 +122,6 @@ def select_blocks_kernel(
     sequences,
     first_position,
     last_position,
-    window,
     COUNT: tl.constexpr,
     SIZE: tl.constexpr,
     LOCAL: tl.constexpr,
@@ -122,7 +135,6 @@ def select_blocks_kernel(
     BEHIND: tl.constexpr,
     POSITIONS: tl.constexpr,
     SPANS: tl.constexpr,
-    WITH_WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (ROWS pairs of query and key head): choose blocks by scores [B,T,H,n_blocks].
@@ -135,8 +147,6 @@ def select_blocks_kernel(
     first token of the first sequence.
     If POSITIONS, each batch entry adds a number to its positions, and positions after
     ``last_position`` count as ``last_position``. A query at a position below 0 selects nothing.
-    If WITH_WINDOW, there is one query, and the result is [B,2,H,COUNT,2]. The only span in its
-    second half is the last ``window`` keys.
     """
     start_next_launch(PDL)
     wait_for_last_launch(PDL)
@@ -162,17 +172,9 @@ def select_blocks_kernel(
                 own = tl.load(positions_ptr + row // H // T)
                 own = tl.minimum(tl.maximum(own, -(1 << 30)), last_position + 1)
                 position = tl.minimum(own + position, last_position)
-            to = row
-            if WITH_WINDOW:
-                to = row // H * (2 * H) + row % H
-                near = out_ptr + (to + H) * COUNT * 2
-                for slot in range(COUNT):
-                    begin = tl.where(slot == 0, tl.maximum(position + 1 - window, 0), 0)
-                    tl.store(near + slot * 2, begin)
-                    tl.store(near + slot * 2 + 1, tl.where(slot == 0, position + 1, 0))
             _choose(
                 scores_ptr + row * n_blocks,
-                out_ptr + to * (COUNT * (2 if SPANS else 1)),
+                out_ptr + row * (COUNT * (2 if SPANS else 1)),
                 position,
                 base,
                 COUNT,

@@ -7,7 +7,7 @@ import torch
 from ...jit.compat import PIPELINES_GATHERS
 from ...launch.checks import require
 from ...launch.config import Config, check_heads
-from ...launch.device import dependent_launch, launch_options
+from ...launch.device import dependent_launch
 from ...launch.replay import replayed
 from ...launch.shares import Shares
 from ...launch.sizes import head_dims, scale_log2, strides
@@ -41,29 +41,6 @@ def launch_ranges(
     """
     paged = block_table is not None
     ranges = check_ranges(q, k, v, ranges, paged)
-    shares = range_shares(
-        *(q, k, v, ranges, sm_scale, selected_len, config), lengths=lengths, block_table=block_table
-    )
-    return shares.merged(paged)
-
-
-def range_shares(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    sm_scale: float | None,
-    selected_len: int | None,
-    config: Config | None = None,
-    dependent: bool = False,
-    lengths: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-) -> Shares:
-    """Make the first launch of ``selection_ranges``. The inputs have been checked.
-
-    If ``dependent``, this launch may start while the launch before it still writes ``ranges``, but
-    no other input. ``launch_ranges`` explains ``lengths`` and ``block_table``.
-    """
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
     page = 0
@@ -72,7 +49,7 @@ def range_shares(
     n_spans = ranges.shape[3]
     rows = b * s * g
     if rows == 0:
-        return Shares.allocate(q, dv, 1)
+        return Shares.allocate(q, dv, 1).merged()
     if config is None:
         config = ranges_config(rows, h, n_spans, s_kv, d, dv, selected_len, q.dtype, q.device)
     else:
@@ -99,11 +76,9 @@ def range_shares(
         LATE=config.late,
         LENGTHS=lengths is not None,
         PAGE=page,
-        DEPENDENT=dependent,
-        PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
+        PDL=config.splits > 1 and dependent_launch(q.device),
         num_warps=config.num_warps,
         # Not pipelined: keys that a search finds and, before Triton 3.2, paged keys.
         num_stages=config.num_stages if pipelined else 1,
-        **launch_options(dependent),
     )
-    return shares
+    return shares.merged(paged)

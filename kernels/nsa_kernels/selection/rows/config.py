@@ -42,14 +42,12 @@ def rows_config(
     dtype: torch.dtype,
     device: torch.device,
     given: Given = None,
-    *,
-    merge: bool = True,
 ) -> Config:
     """Return the configuration of ``rows_group_kernel`` for a shape on a device.
 
     Rows that fill the device are not split. Fewer rows are split into about one program for each
-    multiprocessor, each with 128 keys or more. If ``merge``, a row is not split into two shares
-    of less than 512 keys, since a merge is a launch that costs more than such a split saves.
+    multiprocessor, each with 128 keys or more. A row is not split into two shares of less than 512
+    keys, since a merge is a launch that costs more than such a split saves.
     """
     limits = device_limits(device)
     programs = max(n * cdiv(h, 64), 1)
@@ -57,7 +55,7 @@ def rows_config(
     if 2 * programs < 3 * limits.processors:
         splits = min(max(limits.processors // programs, 1), max(length // 128, 1))
         share = cdiv(cdiv(max(length, 1), splits), 128) * 128
-        if merge and share < 512 and cdiv(length, share) == 2:
+        if share < 512 and cdiv(length, share) == 2:
             splits = 1
     narrow = is_narrow(d, dv)
     if splits > 1:

@@ -65,83 +65,74 @@ def decode_scores_kernel(
 
 
 @triton.jit
-def decode_scores_of_logits_kernel(
-    logits_ptr,
-    lse_ptr,
+def scores_of_sums(
+    sums_ptr,
+    plse_ptr,
+    row,
+    block,
+    N,
+    GROUP,
+    n_blocks,
+    n_shares,
+    SPAN: tl.constexpr,
+    SUMS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Return the scores of blocks of a row, from what ``decode_compressed_kernel`` stores: ``sums``
+    fp32 [rows, n_blocks, SUMS, GROUP] and ``plse`` fp32 [rows, n_shares, GROUP]. Only the first N
+    keys count."""
+    # A line of sums of a block: head by head, for each block where the keys of one block count.
+    column = tl.arange(0, BLOCK_C)
+    ours = column < SUMS * GROUP
+    share = tl.arange(0, BLOCK_S)
+    plse = tl.load(
+        plse_ptr + (row * n_shares + share[:, None]) * GROUP + (column % GROUP)[None, :],
+        mask=(share[:, None] < n_shares) & ours[None, :],
+        other=float("-inf"),
+    )
+    sums = tl.load(
+        sums_ptr + (row * n_blocks + block[:, None]) * (SUMS * GROUP) + column[None, :],
+        mask=(block < n_blocks)[:, None] & ours[None, :],
+        other=float("-inf"),
+    )
+    top = tl.where(ours, tl.max(plse, 0), 0.0)
+    lse_log2 = top + tl.log2(tl.sum(tl.exp2(plse - top[None, :]), 0))
+    of = block[:, None] - (column // GROUP)[None, :]
+    there = (of >= 0) & (of * SPAN < N) & ours[None, :]
+    return tl.sum(tl.where(there, tl.exp2(sums - lse_log2[None, :]), 0.0), 1)
+
+
+@triton.jit
+def decode_scores_of_sums_kernel(
+    sums_ptr,
     plse_ptr,
     scores_ptr,
-    table_ptr,
     lengths_ptr,
     N,
-    padded,
     GROUP,
     n_blocks,
     n_shares,
     H,
-    BLOCK_G: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_J: tl.constexpr,
-    BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
     REACH: tl.constexpr,
     SPAN: tl.constexpr,
+    SUMS: tl.constexpr,
     LENGTHS: tl.constexpr,
     STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute what ``decode_scores_kernel`` does, but from logits fp32 [rows, GROUP, padded].
-
-    The SPAN keys that begin in a block are adjacent, and are loaded at once. The REACH - 1 keys
-    before them also reach into the block. If ``lse_ptr`` holds all LSEs, BLOCK_S is 0. Otherwise it
-    is at least the number of shares (parts of a row's keys) whose LSEs are merged. If LENGTHS, each
-    entry has H rows and its own number of tokens, and only keys that end within these count. Then
-    ``table`` has each row's number of shares, and ``lse_ptr`` the LSE of rows with fewer than two.
-    """
+    """Program (row, block tile): store scores fp32 [rows, n_blocks] from ``sums`` and ``plse``. If
+    LENGTHS, each entry has H rows, and only keys that end within its tokens count."""
     start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
-    blocks = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
-    heads = tl.arange(0, BLOCK_G)
-    ours = heads < GROUP
-    wait_for_last_launch(PDL)
-    held = n_shares
     if LENGTHS:
         N = complete_keys(tl.load(lengths_ptr + row // H), N, REACH * STRIDE, STRIDE)
-        if BLOCK_S > 0:
-            held = tl.minimum(tl.load(table_ptr + row * 2 + 1), n_shares)
-    if BLOCK_S > 0:
-        share = tl.arange(0, BLOCK_S)
-        live = (share[:, None] < held) & ours[None, :]
-        offset = (row * n_shares + share[:, None]) * GROUP + heads[None, :]
-        shares = tl.load(plse_ptr + offset, mask=live, other=float("-inf"))
-        top = tl.max(shares, 0)
-        top = tl.where(ours, top, 0.0)
-        sums = tl.sum(tl.exp2(shares - top[None, :]), 0)
-        lse_log2 = tl.where(ours, top + tl.log2(tl.where(ours, sums, 1.0)), float("inf"))
-        if LENGTHS:
-            whole = tl.load(lse_ptr + row * GROUP + heads, mask=ours, other=float("inf"))
-            lse_log2 = tl.where(held > 1, lse_log2, base_2(whole))
-    else:
-        lse = tl.load(lse_ptr + row * GROUP + heads, mask=ours, other=float("inf"))
-        lse_log2 = base_2(lse)
-    place = tl.arange(0, BLOCK_P)
-    keys = blocks[:, None] * SPAN + place[None, :]
-    # Mask by ``padded`` and not by N: then the mask does not change within a vector that is loaded.
-    there = (keys < padded) & (place < SPAN)[None, :]
-    lines = logits_ptr + (row * GROUP + heads) * padded
-    s = tl.load(
-        lines[:, None, None] + keys[None, :, :],
-        mask=ours[:, None, None] & there[None, :, :],
-        other=0.0,
+    block = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
+    wait_for_last_launch(PDL)
+    score = scores_of_sums(
+        sums_ptr, plse_ptr, row, block, N, GROUP, n_blocks, n_shares, SPAN, SUMS, BLOCK_C, BLOCK_S
     )
-    p = tl.where((keys < N) & there, tl.exp2(s - lse_log2[:, None, None]), 0.0)
-    # Count the strides that the key, which covers REACH strides, shares with the block.
-    shared = tl.minimum(SPAN - place, REACH)
-    acc = tl.sum(tl.sum(p, 0) * shared[None, :], 1)
-    for BEFORE in tl.static_range(1, REACH):
-        key = blocks * SPAN - BEFORE
-        valid = (key >= 0) & (key < N)
-        s = tl.load(
-            lines[:, None] + key[None, :], mask=ours[:, None] & valid[None, :], other=float("-inf")
-        )
-        p = tl.where(valid[None, :], tl.exp2(s - lse_log2[:, None]), 0.0)
-        acc += tl.sum(p, 0) * (REACH - BEFORE if REACH - BEFORE < SPAN else SPAN)
-    tl.store(scores_ptr + row * n_blocks + blocks, acc, mask=blocks < n_blocks)
+    tl.store(scores_ptr + row * n_blocks + block, score, mask=block < n_blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....jit.compat import dot, start_next_launch, tl, triton, wait_for_last_launch
+from ....jit.compat import dot, start_next_launch, tl, triton
 from ....jit.merge import NOT_THERE
 from ....jit.sequences import tokens_of
 from ....jit.tiles import (
@@ -65,14 +65,13 @@ def ranges_kernel(
     LATE: tl.constexpr,
     LENGTHS: tl.constexpr,
     PAGE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (row (b * S + s) * G + g, split, head tile): attend to a share of the row's keys.
 
-    If DEPENDENT, the launch before may still write the spans, but no other input. If LENGTHS, each
-    batch entry has its own number of keys. If PAGE is 0, k is [B,G,S_KV,D]. Otherwise, k
-    [pages,G,PAGE,D] and v are a pool of pages, and row b of ``pages`` lists the pages of entry b.
+    If LENGTHS, each batch entry has its own number of keys. If PAGE is 0, k is [B,G,S_KV,D].
+    Otherwise, k [pages,G,PAGE,D] and v are a pool of pages, and row b of ``pages`` lists the pages
+    of entry b.
     """
     start_next_launch(PDL)
     r = tl.program_id(0).to(tl.int64)
@@ -97,7 +96,6 @@ def ranges_kernel(
         v_base = v_ptr + b * v_sb + g * v_sg
     spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
     before = before_ptr + r * (n_spans + 1)
-    wait_for_last_launch(DEPENDENT)
     number, stop, shift, total = numbered_spans(
         spans, before, r_sn, n_spans, S_KV, SPANS, SEARCH_STEPS
     )
