@@ -124,7 +124,8 @@ def _compressed(
     shares = Shares.allocate(rows, dv, config.splits)
     launch_compressed(
         *(rows, k_cmp.flatten(0, 1), v_cmp.flatten(0, 1), sm_scale, cache_seqlens.contiguous()),
-        *(block // stride, 1, stride, config, shares.part, shares.plse),
+        *(block // stride, 1, stride),
+        *(config, shares.part, shares.plse),
     )
     out, lse = shares.merged(True)
     return out.view(b, hq, dv), lse.view(b, hq)

@@ -15,6 +15,7 @@ merge follows it, and launch 2 reads the keys again.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -179,7 +180,7 @@ def run_step(
                 *(sums, plse, length, b, reach, span, stride, cache_seqlens)
             )
     else:
-        sizes = {"block": block, "stride": stride, "sm_scale": sm_scale}
+        sizes: dict[str, Any] = {"block": block, "stride": stride, "sm_scale": sm_scale}
         out_cmp, lse = decode_compressed(q, k_cmp, v_cmp, cache_seqlens, **sizes)
         sizes["block_size"] = block_size
         scores = decode_scores(q, k_cmp, lse, n_blocks, cache_seqlens, **sizes)
