@@ -3,7 +3,10 @@
 import functools
 import threading
 import time
+import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from tests.checking import a_case, measured, registered, rounds, rows_of
 SHAPE = {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 96}
 TUNING_S = 0.3  # longer than all other calls together
 FORMS = {}
+Form = Callable[..., Any]
 
 
 def form(call):
@@ -57,6 +61,11 @@ def expanded_output(q, k, v, *, sm_scale):
 
 
 @form
+def parameter_defaults(q, k, v, *, sm_scale=1.0, block=64):
+    return plain(q, k, v, sm_scale=sm_scale)
+
+
+@form
 def any_arguments(*tensors, **options):
     return plain(*tensors, **options)
 
@@ -66,9 +75,21 @@ class Attention(nn.Module):
         return plain(q, k, v, sm_scale=sm_scale)
 
 
-class Callable:
-    def method(self, q, k, v, *, sm_scale):
+class Callables:
+    def __call__(self, q, k, v, *, sm_scale):
         return plain(q, k, v, sm_scale=sm_scale)
+
+    def method(self, q, k, v, *, sm_scale):
+        return self(q, k, v, sm_scale=sm_scale)
+
+    @classmethod
+    def of_class(cls, q, k, v, *, sm_scale):
+        return cls()(q, k, v, sm_scale=sm_scale)
+
+
+@functools.wraps(plain)
+def wrapped(*tensors, **options):
+    return plain(*tensors, **options)
 
 
 def attend_in_blocks(block, q, k, v, *, sm_scale):
@@ -78,11 +99,15 @@ def attend_in_blocks(block, q, k, v, *, sm_scale):
 
 FORMS |= {
     "module": Attention(),
-    "bound_method": Callable().method,
+    "callable_object": Callables(),
+    "bound_method": Callables().method,
+    "class_method": Callables.of_class,
     "partial": functools.partial(attend_in_blocks, 3),
     "anonymous": lambda q, k, v, *, sm_scale: plain(q, k, v, sm_scale=sm_scale),
+    "wrapped": wrapped,
 }
-COMPILED = "compiled"  # made by a fixture, since importing the compiler takes seconds
+# A fixture compiles them, since importing the compiler takes seconds.
+COMPILED = {"compiled": plain, "compiled_module": Attention()}
 
 
 @form
@@ -126,12 +151,40 @@ def growing_workspace(q, k, v, *, sm_scale):
     return (weights @ v.float()).to(v.dtype)
 
 
+@functools.cache
+def ones(size):
+    return torch.ones(size)
+
+
+@form
+def cached_constant(q, k, v, *, sm_scale):
+    return plain(q * ones(q.shape[-1]).to(q.dtype), k, v, sm_scale=sm_scale)
+
+
+@form
+def preallocated(*tensors, sm_scale):
+    answer = plain(*tensors, sm_scale=sm_scale)
+    return torch.empty_like(answer).copy_(answer)
+
+
+@form
+def double_precision(q, k, v, *, sm_scale):
+    weights = torch.softmax(q.double() @ k.double().mT * sm_scale, -1)
+    return (weights @ v.double()).to(v.dtype)
+
+
 @form
 def fallback(*tensors, sm_scale):
     try:
         raise Unsupported("the fast way takes no such sizes")
     except Unsupported:
         return plain(*tensors, sm_scale=sm_scale)
+
+
+@form
+def warning(*tensors, sm_scale):
+    warnings.warn("the first call is slow", stacklevel=2)
+    return plain(*tensors, sm_scale=sm_scale)
 
 
 class Function(torch.autograd.Function):
@@ -149,15 +202,16 @@ def autograd_function(*tensors, sm_scale):
 def records():
     """Return the record of each form, and the findings against it except notes."""
     results = {}
-    compiled = torch.compile(Attention(), backend="eager", dynamic=False)
-    forms = FORMS | {COMPILED: compiled}
+    options = {"backend": "eager", "dynamic": False}
+    forms = FORMS | {name: torch.compile(call, **options) for name, call in COMPILED.items()}
     for length in (SHAPE["L"], 1):
         names = [name for name in forms if (name == "expanded_output") == (length == 1)]
         items = [registered("selection_rows", name, forms[name]) for name in names]
         validate(items)
         shape = SHAPE | {"L": length}
         case = a_case("selection_rows", shape, dtype=DType.BFLOAT16, timing=rounds(5))
-        rows = rows_of(case, items, measured(case, items, probes=True))
+        with warnings.catch_warnings(action="ignore"):
+            rows = rows_of(case, items, measured(case, items, probes=True))
         findings, _ = run_checks(rows, DeviceLimits())
         for row in rows:
             own = [f for f in findings if f.implementation == row.implementation]
@@ -165,7 +219,7 @@ def records():
     return results
 
 
-@pytest.mark.parametrize("name", [*FORMS, COMPILED])
+@pytest.mark.parametrize("name", [*FORMS, *COMPILED])
 def test_a_right_kernel_passes_in_every_form(records, name):
     record, findings = records[name]
     assert (record.status, record.reason, findings) == (Status.OK, "", [])
