@@ -128,7 +128,7 @@ ODD = {
 
 
 def odd(x):
-    """Return a copy of x whose rows are at addresses that no asynchronous copy can read."""
+    """Return a copy of x whose rows are not all at addresses that asynchronous copies can read."""
     room = x.new_zeros(*x.shape[:-1], x.shape[-1] + 1)
     return room[..., 1:].copy_(x)
 
@@ -136,8 +136,8 @@ def odd(x):
 @pytest.mark.parametrize("narrower", [2, 4])
 @pytest.mark.parametrize("name", ODD)
 def test_narrow_values_at_odd_addresses(name, narrower):
-    """For tiles of values that are narrower than tiles of keys, ptxas 12.8 reads a register that
-    was never written."""
+    """Were tiles of values narrower than tiles of keys, code of ptxas 12.8 would read a register
+    that was never written."""
     assert value_columns(64, 64 // narrower, 2) == 64
     for d in (64, 128) if DEVICE == "cuda" else (64,):
         case = make(name, **ODD[name], d=d, dv=d // narrower, dtype=torch.bfloat16)

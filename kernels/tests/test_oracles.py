@@ -54,7 +54,7 @@ FORMULAS = [
 
 
 def cells(calls, *without):
-    # These two distributions select more blocks than a small shape has.
+    # These two distributions need a greater S than that of small shapes.
     without = (*without, ("selection_blocks", "dense"), ("selection_blocks", "recorded"))
     return [
         (name, distribution, call)

@@ -1,4 +1,4 @@
-"""What every call promises alike: layouts, equal bits, gradients, torch.func, torch.compile."""
+"""What every call promises alike: layouts, equal bits, gradients, torch.compile, operators."""
 
 import conformance
 import nsa_kernels
@@ -126,7 +126,7 @@ def of_policy(policy):
 
 
 def with_lengths():
-    """Return one case, with lengths, of the decode calls that ``conformance`` makes without."""
+    """Return one case of the decode calls with lengths; ``conformance`` gives them none."""
     case = make("decode_step with cache_seqlens", b=2, t=20)
 
     def call(q, k, v, k_cmp, v_cmp, gates, cache_seqlens):

@@ -51,7 +51,7 @@ def test_every_kernel_has_classes():
 
 @pytest.mark.parametrize("rows", [67, 96, 132, 160, 198, 264, 384])
 def test_unsplit_rows_keep_memory_busy(rows, monkeypatch):
-    # In a round trip of about 1.5 us, 4.8 TB/s bring 55 KB to each of 132 multiprocessors.
+    # In a round trip (1.5 us), 4.8 TB/s bring 55 KB to each multiprocessor; 60 are safe.
     monkeypatch.setattr(
         "nsa_kernels.selection.rows.config.device_limits", lambda device: Device(132, 227 << 10)
     )

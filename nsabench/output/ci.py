@@ -34,7 +34,7 @@ class Test:
 def list_suites(plan: Plan, results: Results) -> dict[str, list[Test]]:
     """Return the tests of a run by suite. The first has the user's candidates or, if none, all."""
     suites: dict[str, list[Test]] = {CANDIDATES: [], OTHERS: [], CONTROLS: []}
-    has_own = any(is_of_the_user(plan, r) for r in results.records)
+    has_own = any(r.role is Role.CANDIDATE and is_of_the_user(plan, r) for r in results.records)
     for record in results.records:
         suite = CONTROLS if record.role is Role.CONTROL else OTHERS
         if record.role is Role.CANDIDATE and (is_of_the_user(plan, record) or not has_own):

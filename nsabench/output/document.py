@@ -81,7 +81,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A table of texts, or `nothing` without rows. Columns `numbers` are aligned at the right."""
+    """A table of texts, with `nothing` for no rows. `numbers` names the columns of numbers."""
 
     title: str
     columns: Sequence[str]

@@ -55,7 +55,7 @@ class Standing:
         return {regime: count for regime, count in counts.items() if count}
 
     def list_ratios(self, regime: Regime) -> list[Comparison]:
-        """Return clear ratios without a caution: to baselines, or else to alternatives."""
+        """Return conclusive ratios without `caution`: to baselines or, if none, alternatives."""
         found = [r.compared_best(regime) for r in self.records if not r.caution_in(regime)]
         ratios = [c for c in found if c is not None and c.ratio is not None]
         ratios = [c for c in ratios if c.reference is Reference.BASELINE] or ratios

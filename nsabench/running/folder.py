@@ -90,7 +90,7 @@ class RunFolder:
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
-        """Make the folder, or clear it of a run not begun. Raises `UsageError` if files remain."""
+        """Make the folder. Remove a run that never began; raise `UsageError` if files remain."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._is_unbegun():

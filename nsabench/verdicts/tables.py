@@ -61,7 +61,7 @@ def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) 
     known = {name.lower(): name for name in types}
     for name in schema.names:
         if known.get(name.lower(), name) != name:
-            return f"has a column {name!r} that is called {known[name.lower()]}"
+            return f"has a column {name!r}, which should be {known[name.lower()]}"
     for name in dict.fromkeys([*needed, *(n for n in schema.names if n in types)]):
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
@@ -176,7 +176,7 @@ def _read_rows(path: Path, columns: Sequence[Column], most: int) -> Iterator[dic
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Open a table of a run, and turn errors about it into `UsageError`."""
+    """Turn errors about a table of a run into `UsageError`."""
     try:
         with opened(path, limits.TABLE):
             yield

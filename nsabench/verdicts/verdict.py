@@ -41,14 +41,14 @@ SAME_BAND = 0.01
 # A host is noisier than a device, and bursts are few: by `SAME_BAND`, equal code would too often be
 # faster or slower.
 SAME_BAND_IN_QUEUE = 0.02
-BEHIND = 2.0  # a specialised baseline that takes over this multiple of the best does not count
+BEHIND = 2.0  # a specialised baseline slower than this multiple of the best does not count
 # Medians of one implementation in two processes differ by up to this share
 # (docs/explanation/measurement.md).
 DRIFT = 0.03
-NEAR = 0.01  # if an end of an interval is closer to 1 or to the margin, a second process decides
+NEAR = 0.01  # if an end of an interval is this near 1, or the interval the margin: confirm
 _ROLES = {Reference.BASELINE: Role.BASELINE, Reference.ALTERNATIVE: Role.ALTERNATIVE}
 NOT_APART = "could not be timed apart from the candidates"
-ALL_OWN = "all its baselines come from its own package, so none was timed without the candidate"
+ALL_OWN = "each baseline's package has a candidate, so none was timed without candidates"
 
 
 def compare_records(records: Sequence[Record], findings: Iterable[Finding]) -> list[Record]:
@@ -422,7 +422,7 @@ def _find_missing_baseline(
         return f"{against} {NOT_APART}: without these it was far behind, so it was left out"
     leader = _find_fastest(times)
     if comparison.regime is not Regime.QUEUE and len(times[leader]) < MIN_ROUNDS_EVER:
-        # The leader was left out, because a baseline that then failed was far ahead.
+        # An early exit: a baseline that then failed was far ahead of it.
         return f"{leader} {NOT_APART}: it was called only a few times"
     return ""
 
@@ -430,7 +430,7 @@ def _find_missing_baseline(
 def _lower_ratio(
     comparison: Comparison, record: Record, isolated: CaseState, times: Mapping[str, list[float]]
 ) -> Comparison:
-    """Use the fastest isolated reference if it clearly beats those in the candidate's process."""
+    """Use the lower ratio if an isolated reference may well beat those beside the candidate."""
     assert comparison.ratio is not None and comparison.lo is not None
     fastest_name = _find_fastest(times)
     best, own = times[fastest_name], record.timings(comparison.regime).time_ms

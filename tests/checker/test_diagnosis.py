@@ -1,4 +1,4 @@
-"""Mistakes that no mutant in `mutants` makes are named, also where queries are sampled."""
+"""Mistakes that no kernel in `mutants/` makes are named, also where queries are sampled."""
 
 import math
 import time

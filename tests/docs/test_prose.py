@@ -11,7 +11,7 @@ MOST_COLUMNS = 100
 
 
 def is_page(path):
-    """Return whether a page is written by hand, and not a report in the folder of a run."""
+    """Return whether a page is not a report in the folder of a run."""
     return not any((folder / "plan.json").exists() for folder in path.parents)
 
 

@@ -123,7 +123,7 @@ def _after_the_flush(one):
 
 
 def test_that_a_call_could_not_be_hidden_is_forgotten_with_its_case(clock):
-    """In another case, the call of the same name may not wait for the device."""
+    """In another case, perhaps the call of that name does not wait for the device."""
     timer, _ = clock
     assert not timer.sample("flex", torch.cuda.synchronize)[0].gap_hidden
     timer.forget()

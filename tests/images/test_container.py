@@ -131,7 +131,7 @@ def resume(results, matrix):
     done = subprocess.run(
         in_image(results, "run", "--resume", "results/run", input=matrix), timeout=300
     )
-    # 1: a busy machine may hide a control, but no record may be missing.
+    # 1: noise may keep a control uncaught, but no record may be missing.
     assert done.returncode in (0, 1)
     records = pq.read_table(results / "run" / "records.parquet").to_pylist()
     measured = [(record["case_id"], record["implementation"]) for record in records]

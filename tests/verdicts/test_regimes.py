@@ -75,7 +75,7 @@ def test_a_failure_in_a_second_process_ends_the_verdict_of_each_regime():
 
 
 def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone():
-    """A candidate's thread that goes on delays the host, but not the device."""
+    """A candidate's lasting thread delays the host, but not the device."""
     slowed = [
         row("dense", Role.BASELINE, 0.009, bursts(0.09)),
         row("lean", Role.BASELINE, 0.020, bursts(0.06), n_samples=5),

@@ -72,8 +72,7 @@ def test_no_column_is_asked_for_by_the_name_of_another(archive, signed):
     path = run / "comparisons.parquet"
     rename(path)
     seal_whatever(run, SIGNER)
-    sentence = "a column 'RUN_ID' that is called run_id"
-    with pytest.raises(VerificationFailed, match=sentence):
+    with pytest.raises(VerificationFailed, match="a column 'RUN_ID'"):
         archive.add(run)
     # The attacker adds the run without nsabench.
     other = signed(1)
@@ -86,4 +85,4 @@ def test_no_column_is_asked_for_by_the_name_of_another(archive, signed):
     shutil.copy(path, there / f"comparisons-{digest[:16]}.parquet")
     shutil.copy(other / MANIFEST, there)
     found = archive.survey()
-    assert found.sound == [] and sentence in found.broken[0]
+    assert found.sound == [] and "RUN_ID" in found.broken[0]

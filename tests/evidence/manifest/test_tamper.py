@@ -243,7 +243,7 @@ FORGED = {
     "a row twice": ("records", lambda t: pa.concat_tables([t, t[:1]]), "has 49 rows, and 48 "),
     "a column more": ("records", lambda t: t.append_column("x", t["op"]), "has other columns: x"),
     "a column twice": ("records", lambda t: t.append_column("op", t["op"]), "has 2 columns op"),
-    "two names": ("records", lambda t: t.append_column("OP", t["op"]), "'OP' that is called op"),
+    "two names": ("records", lambda t: t.append_column("OP", t["op"]), "has a column 'OP', "),
     "no column": ("records", lambda t: t.drop_columns(["run_id"]), "has no column run_id"),
     "text": ("samples", set_column("time_ms", "x"), "has string in column time_ms and not double"),
     "no text": (

@@ -126,7 +126,7 @@ def band_dq_kernel(
 
 
 # Unlike kernels with ``geometry.KEYS``, this one may specialise N: N = 1 removes no loop here, so
-# ptxas does not crash. If 16 divides N, the specialised loop is shorter.
+# ptxas does not crash. If 16 divides N, the loop has fewer instructions.
 @triton.jit
 def band_dkv_kernel(
     q_ptr,

@@ -42,7 +42,7 @@ def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
     """Return the tile for head dims. It fits in 99 KiB, the least shared memory of supported GPUs.
 
     A warp has three buffers if these are small, or if there are ``few`` thread blocks and few
-    spans: a third keeps the memory busy. With two, three thread blocks fit on a multiprocessor.
+    spans: a third keeps the memory busy. With two, three thread blocks fit on one SM of Hopper.
     """
     narrow = d + dv <= 128
     return Tile(4, 16, 3 if narrow or (few and spans <= SPANS[0]) else 2)
