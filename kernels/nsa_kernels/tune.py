@@ -3,7 +3,7 @@
 A shape class is a set of shapes that share a tile, which a rule (``selection/*/config.py``)
 chooses. For each class, one shape is timed with every tile that fits. The tiles take turns, and L2
 is flushed before each call. If the fastest tile beats the rule's by ``MARGIN``, it goes into the
-file that ``launch.tuned`` reads in later processes. Other classes keep their tiles.
+file that ``launch.tuned`` reads in later processes. Otherwise the file gets none.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def table():
         ({"d": 64}, False, False),
         ({"t": 3072}, False, False),  # too little work
         ({"t": 4032}, True, False),
-        ({"t": 128, "b": 64}, False, False),  # each batch is a launch of few programs
+        ({"t": 128, "b": 64}, False, False),  # each entry is a launch of few programs
         ({"n": 63}, False, True),
         ({"n": 3}, False, False),
         ({"t": 8192, "hq": 12}, True, False),  # three heads in a group

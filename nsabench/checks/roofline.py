@@ -19,7 +19,7 @@ OVERCLOCKING = 1.05
 # A time leaps if it grows by over `LEAP` times the square of the work's growth. On an H200 that
 # factor is 15 to 44 if FlexAttention falls back to uncompiled code, and at most 2 otherwise.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # a baseline within this multiple of the best before its leap might win
+IN_THE_RUNNING = 2.0  # a baseline that was this near the best before its leap might win
 
 GROWTH_OF_WORK = 4.0
 FLAT = 1.1  # a time that grows by less while the work grows by `GROWTH_OF_WORK` or more is flat
@@ -30,7 +30,7 @@ LAUNCH_FLOOR_MS = 0.02
 SLOW = 3.0  # an implementation is slow if it takes over this multiple of the best baseline's time
 FIXED_COST_MS = 0.2  # granted for launches of an eager baseline, or for its host code on a CPU
 FAR_FROM_ROOFLINE = 30.0
-HIDDEN = 0.5  # calls seem to wait for the device if spins hid the launch gaps of fewer samples
+HIDDEN = 0.5  # calls seem to wait for the device if spins hid the gaps of less than this share
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def _check_case(case: list[Record], limits: DeviceLimits) -> Iterator[Finding]:
 
 
 def _synchronises(record: Record) -> bool:
-    """Return whether over half of the calls seem to wait for the device; True if not measured."""
+    """Return whether over half of the calls seem to wait for the device; True if unobserved."""
     if record.observation is None:
         return True
     hidden = record.observation.samples.gap_hidden

@@ -239,7 +239,7 @@ class CaseMeasurement:
 
 
 def _find_contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
-    """Return the candidates, and the other arms that are near the best of their role."""
+    """Return the candidates, and the baselines and alternatives near the best of their role."""
     near = {a.name for a in arms if a.item.role is Role.CANDIDATE}
     for role in (Role.BASELINE, Role.ALTERNATIVE):
         of_kind = {a.name: call_ms[a.name] for a in arms if a.item.role is role}

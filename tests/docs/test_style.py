@@ -25,7 +25,7 @@ RULES = {
         r"\b(?:is|are|was|were|has|have|does|may|must|can|comes|costs|takes)\b"
     ),
     "begin with the subject, not with its genitive": (rf"{START}Of\s"),
-    "code, processes and files are 'that' and 'none'": (
+    "say 'that' and 'none', not 'whom' and 'nobody'": (
         r"\b(?:whom?|whomever|whoever|(?:no|some|every|any)body)\b"
     ),
     "repeat the noun": (
@@ -42,7 +42,7 @@ RULES = {
         r"(?<!here )\b(?:is|are|was|were) (?:none|nothing|no(?! (?:longer|more|way|such|point)))\b"
     ),
     "say 'from', without 'on'": (r"\bfrom \S+(?: tokens| keys)? on\b(?! (?:a|an|the)\b)"),
-    "files are 'stored in', things are 'in'": (
+    "say 'is stored in' or 'is in', not 'lies in'": (
         r"\b(?:lies?|lay|stands?|stood) (?:in|on|at|behind|beside|between|below|there)\b"
     ),
     "say what is true now": (

@@ -40,7 +40,7 @@ SIZES = {
 CHANGES = {"packed": {"B": 1}, "dense": {"S": 9}}
 # A recording has fixed sizes, so test_recorded.py draws it.
 EVERY = [(name, d) for name in SIZES for d in ops.get(name).distributions if d != "recorded"]
-# Ops in which a query attends to one set of keys. The NSA ops are tested in their own files.
+# `decode_step`, and ops whose queries attend to one set of keys. NSA ops have their own files.
 OF_KEYS = [(name, d) for name, d in EVERY if not name.startswith("nsa_")]
 
 
@@ -111,7 +111,7 @@ def keys_of(name, inputs, index):
 
 
 def chosen_blocks(inputs, b, h):
-    """Return the blocks that a decode step selects: of large keys, the first, and the last two."""
+    """Return the blocks that a decode step selects: first, last two, and those of large keys."""
     k_cmp, sizes = inputs.tensors["k_cmp"][b, h].double(), inputs.options["sizes"]
     blocks = -(-inputs.tensors["k"].shape[2] // sizes.block_size)
     loud = (k_cmp.norm(dim=-1) > 10).nonzero().flatten().tolist()

@@ -228,8 +228,8 @@ def causal_mask(
     """Return the mask of a forward for Transformers: None if it is causal, since NSA always is.
 
     If Transformers has detected packed sequences, return an empty mask, which ``attention_forward``
-    takes only with ``cu_seq_lens_q``. In a compiled graph, return one bool instead: True if no
-    sequences are packed.
+    takes only with ``cu_seq_lens_q``. In a compiled graph, other mask functions give one bool: True
+    if no sequences are packed.
 
     Raises:
         ValueError: the batch is padded, or the model needs windows, chunks, caches of fixed size,
@@ -425,7 +425,7 @@ def _with_backward(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Return the end [B, Tq, HQ, Dv] of a prefill whose earlier queries are 0, differentiably."""
+    """Return, differentiably, the end [B, Tq, HQ, Dv] of a prefill whose earlier queries are 0."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

@@ -53,7 +53,7 @@ def find_hypotheses(evidence: Evidence, known: Known) -> Iterator[Hypothesis]:
 
 
 def _find_written(e: Evidence) -> Iterator[Hypothesis]:
-    # All rows of the thin problem may be zero for another reason, so the full problem is tested.
+    # The rows that `Evidence` keeps may be zero for another reason, so all rows are tested.
     if search.is_all(e.off, e.whole_output == 0):
         yield mistake("all-zero"), lambda: torch.zeros_like(e.oracle)
     previous = e.previous

@@ -6,7 +6,7 @@
 4. Attend to the selected blocks and to the window, in shares.
 5. Merge the shares of the three branches, and add up the gated sum.
 
-If there are few blocks, each program of launch 4 does the work of launches 2 and 3 itself. On sm_90
+With few blocks, programs of launch 4 usually do the work of launches 2 and 3 themselves. On sm_90
 and later, each launch starts its programs while the launch before still runs, and the programs of
 the window wait for nothing. If a tile of launch 1 cannot hold a block, launch 1 keeps no sums and a
 merge follows it, and launch 2 reads the keys again.
@@ -111,7 +111,7 @@ def spans_config(
     rows: int, h: int, keys: int, d: int, dv: int, dtype: torch.dtype, device: torch.device
 ) -> Config:
     """Return the configuration of ``decode_spans_kernel``, for rows of ``keys`` keys, in chosen
-    blocks and in the window. Three programs for each multiprocessor share them."""
+    blocks and in the window. Few rows are split, into three programs for each multiprocessor."""
     limits = device_limits(device)
     block_h, block_l, warps, stages = fit_tile(h, d, dv, dtype.itemsize, limits, (64, 4, 3))
     head_tiles = cdiv(h, block_h)
