@@ -70,4 +70,4 @@ def decode_step(
 
 
 _launch = replayed(run_step)
-_operator = operator("nsa_kernels::decode_step", run_step, result_like_q)
+_operator = operator("nsa_kernels::decode_step", _launch, result_like_q)
